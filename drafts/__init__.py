@@ -1,0 +1,1 @@
+"""Who proposes: draft kinds, the experts of every domain, their mixture, versions and checkpoints."""

@@ -1,0 +1,72 @@
+"""Typed errors shared by every layer: each names the field, the value received and what is allowed."""
+
+from __future__ import annotations
+
+
+class PolydraftError(Exception):
+    """Root of all errors raised on purpose.
+
+    ``status`` is the HTTP status the service answers with and ``code`` a stable machine-readable
+    name, so that exceptions become responses in exactly one handler.
+    """
+
+    status: int = 500
+    code: str = "internal_error"
+
+
+class InvalidValueError(PolydraftError, ValueError):
+    """A value from a user (config, request, command line) that cannot be used.
+
+    Args:
+        field: Dotted path of the offending field, for example ``domains[2].name``.
+        value: What was received.
+        allowed: What would have been accepted, as a sentence.
+    """
+
+    status = 400
+    code = "invalid_value"
+
+    def __init__(self, field: str, value: object, allowed: str) -> None:
+        self.field = field
+        self.value = value
+        self.allowed = allowed
+        shown = repr(value)
+        if len(shown) > 200:
+            shown = f"{shown[:200]}… ({len(shown)} characters)"
+        super().__init__(f"{field}: got {shown}; {allowed}")
+
+
+class UnknownNameError(InvalidValueError):
+    """A name that is not registered; the message lists the known ones.
+
+    Args:
+        field: What kind of thing was named, for example ``domain`` or ``drafts.sources[0]``.
+        value: The unknown name.
+        known: The registered names.
+    """
+
+    status = 404
+    code = "unknown_name"
+
+    def __init__(self, field: str, value: object, known: list[str]) -> None:
+        self.known = sorted(known)
+        super().__init__(field, value, f"known: {', '.join(self.known) or 'none'}")
+
+
+class BusyError(PolydraftError):
+    """The bounded queue is full; the caller should retry later."""
+
+    status = 503
+    code = "busy"
+
+
+class CheckpointError(PolydraftError):
+    """A file of weights or state that cannot be used; names the file and the reason."""
+
+    code = "checkpoint"
+
+
+class IntegrityError(PolydraftError):
+    """Internal books that do not balance; the message shows both sides of the broken equation."""
+
+    code = "integrity"

@@ -1,0 +1,1 @@
+"""Draft kinds, one file each."""

@@ -1,0 +1,1 @@
+"""Learning while serving: distillation buffers, losses, learners, the publishing guard, the budget."""

@@ -1,0 +1,1 @@
+"""Which domain, and who is asking: configuration, routing, engine bodies and applications."""

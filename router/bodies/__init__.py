@@ -1,0 +1,1 @@
+"""Bodies that run the target under the mind: the embedded engine."""

@@ -1,0 +1,1 @@
+"""The engine-independent mind: embedding, classification, reclustering and statistics."""
