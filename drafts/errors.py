@@ -70,3 +70,19 @@ class IntegrityError(PolydraftError):
     """Internal books that do not balance; the message shows both sides of the broken equation."""
 
     code = "integrity"
+
+
+class ContextLengthError(InvalidValueError):
+    """A prompt that leaves no room for an answer; names both lengths.
+
+    Args:
+        tokens: Length of the prompt.
+        limit: Most tokens of prompt and answer together.
+    """
+
+    code = "context_length_exceeded"
+
+    def __init__(self, tokens: int, limit: int) -> None:
+        super().__init__(
+            "prompt", f"{tokens} tokens", f"at most {limit - 1}: prompt and answer share {limit} tokens"
+        )

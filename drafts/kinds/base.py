@@ -99,3 +99,21 @@ class Source(ABC):
     def describe(self, domain: str) -> dict[str, int | float | str]:
         """Figures for the statistics of one domain, for example memory size in tokens and bytes."""
         return {}
+
+
+class NeuralSource(Source):
+    """A source that runs a model: each further depth costs time, so it is told what depth must earn."""
+
+    is_neural: ClassVar[bool] = True
+
+    @abstractmethod
+    def propose_priced(
+        self, rows: Sequence[DraftRow], limits: Sequence[int], floors: Sequence[float]
+    ) -> list[Proposal]:
+        """Like :meth:`propose`, deepening row i only while its product of confidences is above
+        ``floors[i]``.
+        """
+
+    def propose(self, rows: Sequence[DraftRow], limits: Sequence[int]) -> list[Proposal]:
+        """Proposals of full depth, whatever their confidence."""
+        return self.propose_priced(rows, limits, [0.0] * len(rows))

@@ -1,0 +1,219 @@
+"""``ngram``: the domain's memory of what the target said before, read with the request's own text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+
+from drafts.config import NgramConfig
+from drafts.kinds.base import DraftRow, Source
+from drafts.memory import Memory, context_keys
+from drafts.proposal import EMPTY, Proposal
+
+View = tuple[dict[int, dict[int, float]], float, float]
+"""Contexts with their followers' weights, a factor for the weights, and what a follower counts in T."""
+
+
+@dataclass
+class _OwnText:
+    """Counts over one request's own prompt and output; ``counted`` tokens are in."""
+
+    counted: int
+    contexts: dict[int, dict[int, float]] = field(default_factory=dict)
+
+
+class NgramSource(Source):
+    """Chains of the most probable continuation under blended n-gram counts.
+
+    The distribution of a context of order o is Witten-Bell's: (c(x) + T p'(x)) / (C + T) with C the
+    weight and T the number of distinct followers seen, p' that of order o - 1 (Witten & Bell 1991).
+    Three texts vote: the domain's memory, the request's own text (one occurrence there is worth
+    several remembered answers), and, while the domain is young, the base domain's memory.
+
+    Args:
+        config: Orders, bounds and weights.
+        base: Name of the base domain.
+    """
+
+    name: ClassVar[str] = "ngram"
+
+    def __init__(self, config: NgramConfig | None = None, base: str = "base") -> None:
+        self.config = config or NgramConfig()
+        self.base = base
+        self._memories: dict[str, Memory] = {}
+        self.add_domain(base)
+
+    def propose(self, rows: Sequence[DraftRow], limits: Sequence[int]) -> list[Proposal]:
+        """One chain per row; it ends where confidence falls below ``config.floor``."""
+        return [self._chain(row, limit) for row, limit in zip(rows, limits, strict=True)]
+
+    def finish(self, row: DraftRow) -> None:
+        """Learn the request's answer in one pass, if it may be stored."""
+        if row.store:
+            self.teach(row.domain, row.tokens, row.prompt_length)
+
+    def teach(self, domain: str, tokens: Sequence[int], prompt_length: int) -> None:
+        """Learn ``tokens[prompt_length:]``, for example to replay a newborn domain's pool.
+
+        A domain that is not (or no longer) served learns nothing: requests may outlive their domain.
+        """
+        memory = self._memory(domain)
+        if memory is not None:
+            memory.learn(tokens, prompt_length)
+
+    def score(self, domain: str, tokens: Sequence[int], prompt_length: int, depth: int = 4) -> float:
+        """Tokens per target pass had the memory of ``domain`` alone drafted chains of ``depth``.
+
+        Needs no target: verification is lossless, so the text tells what would have been accepted.
+        The first output token comes from the prefill. 1.0 for texts too short to need a pass.
+        """
+        memory = self._memory(domain)
+        views = [] if memory is None else [(memory.contexts, 1.0 / memory.unit, 1.0)]
+        at, passes = prompt_length + 1, 0
+        while at < len(tokens):
+            chain, _ = self._walk(tokens[max(0, at - self.config.max_order) : at], views, depth)
+            truth = tokens[at : at + len(chain)]
+            accepted = next(
+                (i for i, (x, y) in enumerate(zip(chain, truth, strict=False)) if x != y), len(truth)
+            )
+            at += accepted + 1
+            passes += 1
+        return (len(tokens) - prompt_length - 1) / passes if passes else 1.0
+
+    def add_domain(self, domain: str, parent: str | None = None) -> None:
+        """Serve ``domain`` with an empty memory; :meth:`teach` fills it. A known domain keeps its own."""
+        if self.config.shared and self._memories:
+            return
+        c = self.config
+        self._memories.setdefault(
+            domain,
+            Memory(
+                max_order=c.max_order,
+                max_bytes=c.max_bytes,
+                max_followers=c.max_followers,
+                half_life_tokens=c.half_life_tokens,
+            ),
+        )
+
+    def drop_domain(self, domain: str) -> None:
+        """Forget a domain's memory; the base domain's stays."""
+        if domain != self.base:
+            self._memories.pop(domain, None)
+
+    def state(self) -> dict[str, dict[str, torch.Tensor]]:
+        """Every domain's memory as tensors."""
+        return {domain: memory.state() for domain, memory in self._memories.items()}
+
+    def domain_state(self, domain: str) -> dict[str, torch.Tensor]:
+        """One domain's part of :meth:`state`, so that saving can go domain by domain; empty if unknown."""
+        memory = self._memory(domain)
+        return {} if memory is None else memory.state()
+
+    def load_state(self, state: dict[str, dict[str, torch.Tensor]]) -> None:
+        """Restore :meth:`state`; domains not served yet are added."""
+        for domain, tensors in state.items():
+            self.add_domain(domain)
+            if domain in self._memories:
+                self._memories[domain].load_state(tensors)
+
+    def describe(self, domain: str) -> dict[str, int | float | str]:
+        """Tokens learned, contexts, followers and bytes of a domain's memory."""
+        memory = self._memory(domain)
+        if memory is None:
+            return {}
+        return {
+            "tokens": memory.tokens,
+            "contexts": len(memory.contexts),
+            "followers": memory.followers,
+            "bytes": memory.bytes,
+        }
+
+    def _memory(self, domain: str) -> Memory | None:
+        return self._memories.get(self.base if self.config.shared else domain)
+
+    def _chain(self, row: DraftRow, limit: int) -> Proposal:
+        if limit <= 0 or not row.tokens:
+            return EMPTY
+        context = row.tokens[-self.config.max_order :]
+        tokens, confidence = self._walk(context, self._views(row), limit)
+        return Proposal.chain(tokens, self.name, confidence) if tokens else EMPTY
+
+    def _views(self, row: DraftRow) -> list[View]:
+        views: list[View] = []
+        memory = self._memory(row.domain)
+        if memory is not None:
+            views.append((memory.contexts, 1.0 / memory.unit, 1.0))
+        if self.config.own_weight > 0:
+            views.append((self._own(row), self.config.own_weight, 1.0))
+        base = self._memories[self.base]
+        young = memory is None or memory.tokens < self.config.base_until_tokens
+        if base is not memory and young and self.config.base_weight > 0:
+            weight = self.config.base_weight
+            views.append((base.contexts, weight / base.unit, weight))
+        return views
+
+    def _own(self, row: DraftRow) -> dict[int, dict[int, float]]:
+        """Counts of the request's own text, brought up to date with what was committed since."""
+        own = row.scratch.get(self.name)
+        if not isinstance(own, _OwnText) or own.counted > len(row.tokens):
+            own = row.scratch[self.name] = _OwnText(max(1, row.prompt_length - self.config.own_window))
+        for end in range(own.counted, len(row.tokens)):
+            token = row.tokens[end]
+            for key in context_keys(row.tokens, end, self.config.max_order):
+                followers = own.contexts.setdefault(key, {})
+                followers[token] = followers.get(token, 0.0) + 1.0
+        own.counted = len(row.tokens)
+        return own.contexts
+
+    def _walk(
+        self, context: Sequence[int], views: Sequence[View], limit: int
+    ) -> tuple[list[int], list[float]]:
+        """Greedy chain of at most ``limit`` tokens with confidences."""
+        text = list(context)
+        tokens: list[int] = []
+        confidence: list[float] = []
+        while len(tokens) < limit:
+            step = self._step(text, views)
+            if step is None or step[1] < self.config.floor:
+                break
+            tokens.append(step[0])
+            confidence.append(step[1])
+            text.append(step[0])
+        return tokens, confidence
+
+    def _step(self, text: Sequence[int], views: Sequence[View]) -> tuple[int, float] | None:
+        """The most probable next token and its probability, longest order first.
+
+        ``left`` is the probability that longer orders leave to shorter ones; once it is negligible,
+        the rest is not read.
+        """
+        keys = list(context_keys(text, len(text), self.config.max_order))
+        mixed: dict[int, float] = {}
+        left = 1.0
+        for key in reversed(keys[self.config.min_order - 1 :]):
+            counts: dict[int, float] = {}
+            distinct = 0.0
+            for contexts, scale, novelty in views:
+                followers = contexts.get(key)
+                if followers is not None:
+                    for token, weight in followers.items():
+                        if token in counts:
+                            counts[token] += scale * weight
+                        else:
+                            counts[token] = scale * weight
+                            distinct += novelty
+            if not counts:
+                continue
+            share = left / (sum(counts.values()) + distinct)
+            for token, weight in counts.items():
+                mixed[token] = mixed.get(token, 0.0) + share * weight
+            left = share * distinct
+            if left < 0.02:
+                break
+        if not mixed:
+            return None
+        best = max(mixed, key=mixed.__getitem__)
+        return best, min(mixed[best], 1.0)

@@ -1,0 +1,45 @@
+"""What a version must satisfy before it is published."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import torch
+
+from drafts.errors import InvalidValueError
+
+_DOMAIN = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
+
+
+def is_domain_name(domain: str) -> bool:
+    """Whether the name is safe as a folder and as a metric label."""
+    return _DOMAIN.fullmatch(domain) is not None
+
+
+def check_domain_name(domain: str) -> None:
+    """Raise :class:`InvalidValueError` unless :func:`is_domain_name`."""
+    if not is_domain_name(domain):
+        allowed = "1 to 64 of a-z, 0-9, '_' and '-', beginning with a letter or digit"
+        raise InvalidValueError("domain", domain, allowed)
+
+
+def check_same_form(
+    field: str, tensors: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor]
+) -> None:
+    """Raise unless names and shapes are those of ``wanted``: a partial update ruins a draft (case A27)."""
+    missing, extra = sorted(set(wanted) - set(tensors)), sorted(set(tensors) - set(wanted))
+    if missing or extra:
+        allowed = f"the parent's names (missing: {missing}, extra: {extra})"
+        raise InvalidValueError(field, sorted(tensors), allowed)
+    for name, tensor in tensors.items():
+        if tensor.shape != wanted[name].shape:
+            allowed = f"the parent's shape {tuple(wanted[name].shape)}"
+            raise InvalidValueError(f"{field}.{name}", tuple(tensor.shape), allowed)
+
+
+def check_finite(field: str, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raise if any value is NaN or infinite (case A29)."""
+    for name, tensor in tensors.items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise InvalidValueError(f"{field}.{name}", "NaN or infinite values", "finite values only")

@@ -1,0 +1,158 @@
+"""The mixture: who proposes is decided by what each source earns, on evidence for all of them."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from drafts.kinds.base import DraftRow, NeuralSource, Source
+from drafts.mixture import Mixture
+from drafts.proposal import EMPTY, Price, Proposal
+
+
+class Scripted(Source):
+    """Always proposes the same tokens with the same confidence."""
+
+    name = "scripted"
+
+    def __init__(self, tokens: Sequence[int], confidence: float) -> None:
+        self.tokens, self.confidence, self.learned = tokens, confidence, 0
+
+    def propose(self, rows, limits):
+        return [
+            Proposal.chain(self.tokens[:limit], "scripted", [self.confidence] * len(self.tokens[:limit]))
+            if limit
+            else EMPTY
+            for limit in limits
+        ]
+
+    def finish(self, row):
+        self.learned += 1
+
+
+class Head(NeuralSource):
+    """A neural source that counts how often it runs."""
+
+    name = "head"
+
+    def __init__(self, tokens: Sequence[int], confidence: float) -> None:
+        self.tokens, self.confidence, self.calls = tokens, confidence, 0
+
+    def propose_priced(self, rows, limits, floors):
+        self.calls += 1
+        return [
+            Proposal.chain(self.tokens[:limit], "head", [self.confidence] * len(self.tokens[:limit]))
+            for limit in limits
+        ]
+
+
+def row(domain: str = "math", **extra) -> DraftRow:
+    return DraftRow("r", domain, [1, 2, 3], 3, **extra)
+
+
+def price(fixed_k: int | None = None, rows: int = 1) -> Price:
+    return Price(rows, lambda n: 20.0 if n <= 2 else 20.0 + 5.0 * (n - 2), fixed_k)
+
+
+def steep(tokens: int) -> float:
+    return 10.0 + 10.0 * tokens
+
+
+def run(mixture: Mixture, truth: Sequence[int], steps: int, domain: str = "math", cost=None):
+    """``steps`` greedy rounds whose verified continuation is always ``truth``."""
+    asking = price() if cost is None else Price(1, cost, None)
+    proposals = []
+    for _ in range(steps):
+        request = row(domain)
+        proposal = mixture.propose([request], [4], asking)[0]
+        matched = 0
+        while matched < len(proposal) and proposal.tokens[matched] == truth[matched]:
+            matched += 1
+        emitted = truth[: matched + 1]
+        request.tokens.extend(emitted)
+        mixture.observe([request], [proposal], [emitted])
+        proposals.append(proposal)
+    return proposals
+
+
+def test_the_source_that_is_right_wins_over_the_one_that_is_sure():
+    liar, honest = Scripted([9, 9, 9], 0.95), Scripted([5, 6, 7], 0.5)
+    liar.name, honest.name = "liar", "honest"
+    mixture = Mixture({"liar": liar, "honest": honest})
+    proposals = run(mixture, [5, 6, 7, 8], 120)
+    assert proposals[0].tokens[0] == 9
+    assert all(proposal.tokens[:1] == (5,) for proposal in proposals[-20:])
+
+
+def test_a_source_that_was_not_chosen_is_scored_too():
+    chosen, idle = Scripted([5, 6], 0.9), Scripted([5, 6], 0.1)
+    mixture = Mixture({"chosen": chosen, "idle": idle})
+    run(mixture, [5, 6, 7], 50)
+    assert mixture.describe("math")["idle"]["would_accept_per_ask"] > 0.9
+    assert mixture.describe("math")["idle"]["chosen"] < 50
+
+
+def test_domains_keep_their_own_scores():
+    mixture = Mixture({"a": Scripted([5], 0.5)})
+    run(mixture, [5, 5], 100, "good")
+    run(mixture, [6, 6], 100, "bad")
+    assert mixture.describe("good")["a"]["would_accept_per_ask"] == 1.0
+    assert mixture.describe("bad")["a"]["would_accept_per_ask"] == 0.0
+
+
+def test_a_useless_neural_source_is_hardly_asked_but_can_come_back():
+    head = Head([9, 9], 0.9)
+    mixture = Mixture({"head": head})
+    run(mixture, [5, 6, 7], 60, cost=steep)
+    before = head.calls
+    run(mixture, [5, 6, 7], 200, cost=steep)
+    assert head.calls - before <= 10
+    head.tokens = [5, 6]
+    run(mixture, [5, 6, 7], 3000, cost=steep)
+    before = head.calls
+    run(mixture, [5, 6, 7], 50, cost=steep)
+    assert head.calls - before >= 45
+
+
+def test_fixed_k_is_proposed_whatever_it_costs():
+    mixture = Mixture({"a": Scripted([5, 6, 7, 8, 9], 0.01)})
+    proposal = mixture.propose([row()], [8], price(fixed_k=4))[0]
+    assert proposal.tokens == (5, 6, 7, 8)
+
+
+def test_fixed_k_zero_proposes_nothing():
+    mixture = Mixture({"a": Scripted([5], 0.99)})
+    assert mixture.propose([row()], [8], price(fixed_k=0)) == [EMPTY]
+
+
+def test_a_hopeless_proposal_is_trimmed_to_what_is_free():
+    mixture = Mixture({"a": Scripted([5, 6, 7, 8], 0.1)})
+    run(mixture, [1, 1, 1, 1, 1], 60)
+    assert len(mixture.propose([row()], [4], price())[0]) <= 1
+
+
+def test_a_domain_uses_only_its_own_sources():
+    mixture = Mixture({"a": Scripted([5], 0.9), "b": Scripted([6], 0.99)}, {"math": ("a",)})
+    assert mixture.propose([row()], [1], price())[0].tokens == (5,)
+    assert mixture.names("other") == ("a", "b")
+
+
+@pytest.mark.parametrize("store", [True, False])
+def test_only_storable_requests_teach(store):
+    source = Scripted([5], 0.9)
+    mixture = Mixture({"a": source})
+    mixture.finish(row(store=store))
+    assert source.learned == int(store)
+
+
+def test_a_frozen_mixture_learns_no_text():
+    source = Scripted([5], 0.9)
+    Mixture({"a": source}, learn=False).finish(row())
+    assert source.learned == 0
+
+
+def test_what_lies_beyond_the_emitted_tokens_is_not_counted_against_a_source():
+    mixture = Mixture({"a": Scripted([5, 6, 7, 8], 0.9)})
+    request = row()
+    mixture.propose([request], [4], price(fixed_k=4))
+    mixture.observe([request], [EMPTY], [[5]])
+    assert mixture.describe("math")["a"]["would_accept_per_ask"] == 1.0
