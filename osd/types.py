@@ -34,7 +34,7 @@ class SamplingParams(BaseModel):
     stop: tuple[str, ...] = Field((), max_length=16, description="Strings that end the output.")
     ignore_eos: bool = Field(False, description="Continue past end tokens.")
     k: int | None = Field(
-        None, ge=0, le=64, description="Fixed speculation length; chosen by the controller if null."
+        None, ge=0, le=64, description="Cap on the speculation length; 0 turns speculation off."
     )
 
 

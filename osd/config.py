@@ -1,0 +1,78 @@
+"""Configuration of the target model and of the engine that serves it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class _Config(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class TargetConfig(_Config):
+    """The model whose output every answer is, token for token."""
+
+    model: str = Field(
+        default="embedded",
+        min_length=1,
+        description="The target model: 'embedded' is the small one that is installed with "
+        "polydraft[embedded]; otherwise a folder or a hub name of any causal language model.",
+    )
+    device: str = Field(
+        default="auto",
+        pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$",
+        description="Where the target runs: auto (CUDA when there, else the CPU), cpu, mps, cuda or cuda:N.",
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        default="auto",
+        description="Type of the weights; auto is float32 on the CPU and the checkpoint's own on a GPU.",
+    )
+    forward: Literal["auto", "lean", "generic"] = Field(
+        default="auto",
+        description="Forward pass: lean is our own for the Llama, Qwen and Gemma families, generic is "
+        "Hugging Face's for all others, auto takes the lean one where it gives equal logits.",
+    )
+    cache_dir: Path | None = Field(
+        default=None,
+        description="Folder for converted weights; null is polydraft's folder in the user's cache.",
+    )
+
+
+class EngineConfig(_Config):
+    """How requests are batched and how far the engine speculates."""
+
+    slots: int = Field(
+        default=8, ge=1, le=1024, description="Requests that are decoded at the same time, one slot each."
+    )
+    max_length: int = Field(
+        default=2048,
+        ge=16,
+        le=1_048_576,
+        description="Most tokens of prompt and output in one slot; memory is reserved for all of them.",
+    )
+    prefill_chunk: int = Field(
+        default=256,
+        ge=1,
+        le=65_536,
+        description="Prompt tokens processed in one step, so that rows that decode do not stall.",
+    )
+    queue: int = Field(
+        default=256,
+        ge=1,
+        le=1_000_000,
+        description="Requests that may wait for a slot; further ones are refused with status 503.",
+    )
+    k: Literal["auto"] | Annotated[int, Field(ge=0, le=64)] = Field(
+        default="auto",
+        description="Speculation length: auto weighs measured step time against measured acceptance and "
+        "may choose 0; a number from 0 to 64 fixes it.",
+    )
+    threads: int | None = Field(
+        default=None,
+        ge=1,
+        le=1024,
+        description="CPU threads of the target's passes; null leaves torch's choice.",
+    )

@@ -1,0 +1,244 @@
+"""The lean forward: Llama-like models in plain tensor code over the slot cache.
+
+A Hugging Face forward over a few tokens spends most of its time outside the matrix products that a
+pass needs. This one keeps what the model computes and drops the rest: fused projections, packed
+rows, no key expansion, keys written once into preallocated rows, products chosen by timing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from osd.serve.attention import Attention
+from osd.serve.cache import SlotCache
+from osd.serve.facts import adopt_facts, checked_length
+from osd.serve.layout import PassLayout
+from osd.serve.products import ProductPlan
+from osd.serve.target import PassOutput, PassRow, TargetModel
+
+LEAN_TYPES = ("llama", "mistral", "qwen2", "qwen3", "gemma")
+"""Model types with this layer: norm, fused attention, residual, norm, gated MLP, residual."""
+
+
+def _gelu_tanh(x: Tensor) -> Tensor:
+    return F.gelu(x, approximate="tanh")
+
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "gelu_pytorch_tanh": _gelu_tanh}
+_STATIC_ROPE = ("default", "linear", "llama3", "yarn")
+
+
+def lean_obstacle(model: Any) -> str | None:
+    """Why ``model`` cannot run through the lean forward; ``None`` if it can."""
+    config = model.config
+    if config.model_type not in LEAN_TYPES:
+        return f"model type {config.model_type!r} is not one of {', '.join(LEAN_TYPES)}"
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    if kinds != {"full_attention"}:
+        return f"layer types {sorted(kinds)}"
+    if config.model_type == "mistral" and config.sliding_window is not None:
+        return f"sliding window {config.sliding_window}"
+    rope = getattr(model.model.rotary_emb, "rope_type", None)
+    if rope not in _STATIC_ROPE:
+        return f"rope type {rope!r} (its frequencies depend on the length)"
+    if _activation_name(config) not in _ACTIVATIONS:
+        return f"activation {_activation_name(config)!r}"
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class LeanLayer:
+    """Weights of one decoder layer, projections that share an input fused into one matrix."""
+
+    input_norm: Tensor
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    head_norm: Tensor | None
+    attn_out: Tensor
+    attn_out_bias: Tensor | None
+    mlp_norm: Tensor
+    gate_up: Tensor
+    gate_up_bias: Tensor | None
+    down: Tensor
+    down_bias: Tensor | None
+
+
+class LeanTarget(TargetModel):
+    """A Llama, Mistral, Qwen2, Qwen3 or Gemma model.
+
+    Args:
+        model: The Hugging Face model. Its projections become views into the fused matrices, so that
+            both share storage.
+        name: What it was loaded from.
+        feature_layers: See :class:`~osd.serve.target.TargetModel`.
+        plan: Chosen matrix products; timed here if ``None``.
+    """
+
+    forward_kind = "lean"
+
+    def __init__(
+        self, model: Any, *, name: str, feature_layers: Sequence[int] | None, plan: ProductPlan | None = None
+    ) -> None:
+        adopt_facts(self, model, name, feature_layers)
+        config = model.config
+        self._offset = 1.0 if config.model_type == "gemma" else 0.0  # Gemma stores norm weights minus 1
+        first = model.model.layers[0].self_attn
+        self._head_dim = int(first.head_dim)
+        self._heads = int(config.num_attention_heads)
+        self._kv_heads = int(config.num_key_value_heads)
+        self._scaling = float(first.scaling)
+        self._eps = float(config.rms_norm_eps)
+        self._activation = _ACTIVATIONS[_activation_name(config)]
+        self._embed_scale: Tensor | None = None
+        if config.model_type == "gemma":
+            self._embed_scale = torch.tensor(self.hidden_size**0.5, dtype=self.dtype, device=self.device)
+        rotary = model.model.rotary_emb
+        self._inv_freq: Tensor = rotary.inv_freq.detach().float().to(self.device)
+        self._rope_scaling = float(rotary.attention_scaling)
+        with torch.no_grad():
+            self._layers = [self._fuse(layer) for layer in model.model.layers]
+            self._final_norm = self._norm_weight(model.model.norm)
+        self.plan = plan or ProductPlan(self.weights())
+
+    def weights(self) -> dict[str, list[Tensor]]:
+        """The matrices of a pass by role, for timing."""
+        return {
+            "qkv": [layer.qkv for layer in self._layers],
+            "attn_out": [layer.attn_out for layer in self._layers],
+            "gate_up": [layer.gate_up for layer in self._layers],
+            "down": [layer.down for layer in self._layers],
+            "output": [self.output_weight],
+        }
+
+    def make_cache(self, slots: int, max_length: int, keep_features: bool) -> SlotCache:
+        """See :meth:`TargetModel.make_cache`."""
+        return SlotCache(
+            layers=len(self._layers),
+            slots=slots,
+            kv_heads=self._kv_heads,
+            max_length=checked_length(max_length, self.max_positions),
+            head_dim=self._head_dim,
+            feature_width=self.feature_width if keep_features else 0,
+            dtype=self.dtype,
+            device=self.device,
+        )
+
+    @torch.inference_mode()
+    def forward(self, cache: SlotCache, rows: Sequence[PassRow]) -> PassOutput:
+        """See :meth:`TargetModel.forward`."""
+        layout = PassLayout(cache, rows, self.device)
+        count = layout.count
+        product = self.plan.product
+        qkv_product, attn_product = product("qkv", count), product("attn_out", count)
+        gate_product, down_product = product("gate_up", count), product("down", count)
+        cos, sin = self._rotation(layout.positions)
+        attention = Attention(cache, layout, self._heads, self._kv_heads, self._scaling, self.dtype)
+        rotated = self._heads + self._kv_heads
+        kept: list[Tensor] = []
+        half = self._head_dim // 2
+
+        h = F.embedding(layout.tokens, self.embedding)
+        if self._embed_scale is not None:
+            h = h * self._embed_scale
+        for index, layer in enumerate(self._layers):
+            qkv = qkv_product(self._norm(h, layer.input_norm), layer.qkv)
+            if layer.qkv_bias is not None:
+                qkv = qkv + layer.qkv_bias
+            qkv = qkv.view(count, -1, self._head_dim)
+            qk = qkv[:, :rotated]
+            if layer.head_norm is not None:
+                qk.copy_(self._norm(qk, layer.head_norm))
+            turned = qk.roll(half, -1)
+            qk.mul_(cos).addcmul_(turned, sin)
+            attended = attention.attend(index, qkv)
+            h = h + _with_bias(attn_product(attended, layer.attn_out), layer.attn_out_bias)
+            gate_up = gate_product(self._norm(h, layer.mlp_norm), layer.gate_up)
+            gate, up = _with_bias(gate_up, layer.gate_up_bias).chunk(2, -1)
+            h = h + _with_bias(down_product(self._activation(gate).mul_(up), layer.down), layer.down_bias)
+            if cache.features is not None and index + 1 in self.feature_layers:
+                kept.append(h)
+
+        if cache.features is not None:
+            cache.features[layout.slots, layout.places] = torch.cat(kept, -1)
+        if not layout.logit_count:
+            return PassOutput(h.new_empty(0, self.vocab_size, dtype=torch.float32), layout.offsets)
+        if layout.logit_tokens is not None:
+            h = h[layout.logit_tokens]
+        output_product = product("output", layout.logit_count)
+        logits = output_product(self._norm(h, self._final_norm), self.output_weight)
+        return PassOutput(logits.float(), layout.offsets)
+
+    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Root-mean-square norm in float32 over the last dimension; ``weight`` may be per head."""
+        if weight.dim() == 1 and x.dtype == torch.float32:
+            return F.rms_norm(x, weight.shape, weight, self._eps)
+        normed = F.rms_norm(x.float(), weight.shape[-1:], None, self._eps)
+        if self._offset:
+            return (normed * weight.float()).to(x.dtype)
+        return normed.to(x.dtype) * weight
+
+    def _rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Rotary factors ``[N, 1, head_dim]``, the sine signed so that a half swap replaces negation."""
+        angles = positions[:, None].float() * self._inv_freq
+        cos, sin = angles.cos() * self._rope_scaling, angles.sin() * self._rope_scaling
+        cos, sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+        return cos[:, None].to(self.dtype), sin[:, None].to(self.dtype)
+
+    def _norm_weight(self, norm: Any) -> Tensor:
+        weight: Tensor = norm.weight.detach()
+        return weight.float() + self._offset if self._offset else weight
+
+    def _fuse(self, layer: Any) -> LeanLayer:
+        attn, mlp = layer.self_attn, layer.mlp
+        head_norm = None
+        if hasattr(attn, "q_norm"):
+            q, k = attn.q_norm.weight.detach(), attn.k_norm.weight.detach()
+            head_norm = torch.cat((q.expand(self._heads, -1), k.expand(self._kv_heads, -1)))
+        qkv, qkv_bias = _join([attn.q_proj, attn.k_proj, attn.v_proj])
+        gate_up, gate_up_bias = _join([mlp.gate_proj, mlp.up_proj])
+        return LeanLayer(
+            input_norm=self._norm_weight(layer.input_layernorm),
+            qkv=qkv,
+            qkv_bias=qkv_bias,
+            head_norm=head_norm,
+            attn_out=attn.o_proj.weight.detach(),
+            attn_out_bias=_bias(attn.o_proj),
+            mlp_norm=self._norm_weight(layer.post_attention_layernorm),
+            gate_up=gate_up,
+            gate_up_bias=gate_up_bias,
+            down=mlp.down_proj.weight.detach(),
+            down_bias=_bias(mlp.down_proj),
+        )
+
+
+def _activation_name(config: Any) -> str:
+    if config.model_type == "gemma":
+        return getattr(config, "hidden_activation", None) or str(config.hidden_act)
+    return str(config.hidden_act)
+
+
+def _bias(module: Any) -> Tensor | None:
+    return None if module.bias is None else module.bias.detach()
+
+
+def _with_bias(x: Tensor, bias: Tensor | None) -> Tensor:
+    return x if bias is None else x + bias
+
+
+def _join(modules: Sequence[Any]) -> tuple[Tensor, Tensor | None]:
+    """One matrix of the modules' rows; the modules' own weights become views of it."""
+    joined = torch.cat([module.weight.detach() for module in modules])
+    begin = 0
+    for module in modules:
+        end = begin + module.weight.shape[0]
+        module.weight.data = joined[begin:end]
+        begin = end
+    biases = [_bias(module) for module in modules]
+    present = [bias for bias in biases if bias is not None]
+    return joined, torch.cat(present) if len(present) == len(modules) else None

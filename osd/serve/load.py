@@ -1,0 +1,131 @@
+"""Loading a target: from a folder, a hub name or the embedded package, to a probed, runnable model."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from drafts.errors import InvalidValueError
+from osd.serve.embedded import EMBEDDED, embedded_folder
+from osd.serve.facts import resolve_device, resolve_dtype
+from osd.serve.generic import GenericTarget, unsupported
+from osd.serve.lean import LeanTarget, lean_obstacle
+from osd.serve.probe import probe
+from osd.serve.target import TargetModel
+
+logger = logging.getLogger(__name__)
+
+FORWARDS = ("auto", "lean", "generic")
+
+
+def load_target(
+    model: str = EMBEDDED,
+    device: str = "auto",
+    dtype: str = "auto",
+    forward: str = "auto",
+    cache_dir: Path | None = None,
+    feature_layers: Sequence[int] | None = None,
+) -> tuple[TargetModel, Any]:
+    """Load a target and its tokenizer, choose the forward, and probe it.
+
+    Args:
+        model: ``embedded``, a folder, or a Hugging Face hub name.
+        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
+        dtype: ``auto``, ``float32``, ``bfloat16`` or ``float16``.
+        forward: ``lean``, ``generic``, or ``auto``: lean where the model allows it and it proves equal.
+        cache_dir: Where the embedded target is converted to.
+        feature_layers: Layers whose hidden states are kept, see :class:`TargetModel`.
+
+    Raises:
+        InvalidValueError: The model is not there, is no causal LM, or cannot be served over slots.
+        CheckpointError: The embedded target could not be converted.
+    """
+    if forward not in FORWARDS:
+        raise InvalidValueError("target.forward", forward, f"one of {', '.join(FORWARDS)}")
+    place = resolve_device(device)
+    number = resolve_dtype(dtype, place)
+    folder = str(embedded_folder(cache_dir)) if model == EMBEDDED else _checked(model)
+    plain = _load_plain(folder, model, number).to(place)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=model == EMBEDDED)
+    except (OSError, ValueError) as error:
+        raise InvalidValueError("target.model", model, f"its tokenizer cannot be loaded ({error})") from error
+    return build_target(plain, name=model, forward=forward, feature_layers=feature_layers), tokenizer
+
+
+def build_target(
+    plain: Any, *, name: str, forward: str = "auto", feature_layers: Sequence[int] | None = None
+) -> TargetModel:
+    """A probed target over an already loaded Hugging Face model.
+
+    Raises:
+        InvalidValueError: The model cannot be served by the forward asked for.
+    """
+    plain.eval().requires_grad_(False)
+    obstacle = "not asked for" if forward == "generic" else lean_obstacle(plain)
+    if obstacle is None:
+        lean = LeanTarget(plain, name=name, feature_layers=feature_layers)
+        result = probe(lean)
+        if result.ok:
+            return lean
+        obstacle = f"logits differ by {result.worst:.3g} (allowed {result.allowed:.3g}) in: {result.where}"
+        logger.warning("%s: lean forward not used, %s", name, obstacle)
+    if forward == "lean":
+        raise InvalidValueError("target.forward", "lean", f"use auto or generic for this model: {obstacle}")
+    logger.info("%s: generic forward (%s)", name, obstacle)
+    target = GenericTarget(plain, name=name, feature_layers=feature_layers)
+    try:
+        result = probe(target)
+    except InvalidValueError:
+        raise
+    except (TypeError, ValueError, RuntimeError, IndexError, KeyError, AttributeError) as error:
+        raise unsupported(name, f"it does not run over slots ({type(error).__name__}: {error})") from error
+    if not result.ok:
+        raise unsupported(
+            name,
+            f"its logits over slots differ from its own by {result.worst:.3g} "
+            f"(allowed {result.allowed:.3g}) in: {result.where}",
+        )
+    return target
+
+
+def hf_model(target: TargetModel) -> Any:
+    """The plain Hugging Face model of ``target``: same weights, same storage, same dtype.
+
+    For comparisons with ``model.generate`` and for verification by a forward without our cache.
+    """
+    return target.reference
+
+
+def _checked(model: str) -> str:
+    """``model`` if it is a folder or may be a hub name."""
+    path = Path(model).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise InvalidValueError("target.model", model, "a folder with a config.json")
+        return str(path)
+    if model.startswith((".", "/", "~")) or model.count("/") > 1 or not model:
+        raise InvalidValueError("target.model", model, "'embedded', an existing folder, or a hub name")
+    return model
+
+
+def _load_plain(folder: str, name: str, dtype: Any) -> Any:
+    """The Hugging Face model; never runs code that came with the weights."""
+    options: dict[str, Any] = {"trust_remote_code": False, "local_files_only": name == EMBEDDED}
+    try:
+        config = AutoConfig.from_pretrained(folder, **options)
+        if config.is_encoder_decoder:
+            raise unsupported(name, "it is an encoder-decoder")
+        if getattr(config.get_text_config(), "attn_logit_softcapping", None):
+            options["attn_implementation"] = "eager"  # fused kernels leave the cap out
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **options)
+    except InvalidValueError:
+        raise
+    except (OSError, ValueError, ImportError) as error:
+        raise InvalidValueError(
+            "target.model", name, f"a loadable causal language model ({error})"
+        ) from error
