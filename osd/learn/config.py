@@ -1,0 +1,118 @@
+"""Configuration of online learning: buffer, loss, updates, guard and budget."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+MIB = 1024 * 1024
+
+
+class _Config(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class BufferConfig(_Config):
+    """The distillation buffer of one domain."""
+
+    max_bytes: int = Field(default=32 * MIB, ge=64 * 1024, description="Most memory per domain in bytes.")
+    max_age_seconds: float = Field(
+        default=30 * 86400.0,
+        gt=0.0,
+        allow_inf_nan=False,
+        description="Records older than this are dropped, in seconds.",
+    )
+    policy: Literal["recency", "fifo", "reservoir"] = Field(
+        default="recency",
+        description="What is kept and drawn: recency and fifo drop the oldest, reservoir keeps a uniform "
+        "sample of all traffic; recency also draws newer records more often.",
+    )
+    recency_half_life: int = Field(
+        default=64, ge=1, description="With recency, a record this many records old is drawn half as often."
+    )
+    window: int = Field(default=192, ge=8, le=65536, description="Last positions of a record that are read.")
+    positions_per_record: int = Field(
+        default=64,
+        ge=1,
+        le=4096,
+        description="Output positions kept per record, spread evenly over its window.",
+    )
+    hold_back: int = Field(
+        default=5,
+        ge=2,
+        le=1000,
+        description="Every n-th record is held back for the guard and never trained on.",
+    )
+    held_records: int = Field(default=16, ge=1, le=10_000, description="Newest held-back records kept.")
+
+
+class GuardConfig(_Config):
+    """When an update is published, and when a published one is taken back."""
+
+    min_positions: int = Field(
+        default=96, ge=1, description="Held-back positions needed before any update is judged."
+    )
+    margin: float = Field(
+        default=0.0,
+        ge=-1.0,
+        le=1.0,
+        description="Least gain in held-back agreement for an update to be published.",
+    )
+    watch_records: int = Field(
+        default=24,
+        ge=0,
+        le=10_000,
+        description="Records after a swap on which the new version is compared with the old.",
+    )
+    min_watch_records: int = Field(default=6, ge=2, description="Records before a rollback may be decided.")
+    rollback_z: float = Field(
+        default=2.5,
+        gt=0.0,
+        le=10.0,
+        description="Standard errors of fall in live agreement that roll a version back.",
+    )
+
+
+class LearnConfig(_Config):
+    """How experts learn while serving."""
+
+    enabled: bool = Field(default=True, description="Learn at all; off freezes every expert.")
+    budget_share: float = Field(
+        default=0.05,
+        gt=0.0,
+        lt=1.0,
+        description="Most of busy time that learning may take; idle time is free.",
+    )
+    queue_records: int = Field(
+        default=64,
+        ge=1,
+        le=100_000,
+        description="Finished requests waiting to be scored; the oldest gives way.",
+    )
+    update_every: int = Field(
+        default=8, ge=1, description="Newly scored records of a domain that make it due for an update."
+    )
+    steps: int = Field(default=24, ge=1, le=100_000, description="Optimiser steps per update.")
+    positions_per_step: int = Field(default=32, ge=1, le=65536, description="Positions per optimiser step.")
+    loss: Literal["forward_kl", "reverse_kl", "jensen_shannon", "total_variation"] = Field(
+        default="forward_kl", description="Distillation loss."
+    )
+    focus: Literal["wrong", "weighted", "all"] = Field(
+        default="weighted",
+        description="Positions that count: those where this expert was wrong, all with the right ones "
+        "weighted by right_weight, or all alike.",
+    )
+    right_weight: float = Field(
+        default=0.3,
+        ge=0.0,
+        le=1.0,
+        description="With focus weighted, weight of positions the expert had right.",
+    )
+    rate: float = Field(default=1e-3, gt=0.0, le=1.0, allow_inf_nan=False, description="AdamW learning rate.")
+    clip: float = Field(
+        default=1.0, gt=0.0, allow_inf_nan=False, description="Norm the gradient is clipped to."
+    )
+    seed: int = Field(default=0, ge=0, description="Seed of the draws from the buffer.")
+    buffer: BufferConfig = Field(default_factory=BufferConfig, description="The distillation buffer.")
+    guard: GuardConfig = Field(default_factory=GuardConfig, description="The guard.")

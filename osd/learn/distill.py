@@ -1,0 +1,149 @@
+"""From finished requests to buffer records, and from records to training batches."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from drafts.bank import Expert
+from osd.learn.config import BufferConfig
+from osd.learn.head import TrainableHead
+from osd.learn.losses import SparseTarget, total_variation
+from osd.learn.record import BufferRecord
+from osd.types import FinishedRecord
+
+
+@dataclass(frozen=True)
+class Pending:
+    """The part of a finished request that learning needs, cut to the window.
+
+    Attributes:
+        domain: The domain that served it.
+        tokens: Prompt and output.
+        prompt_length: Number of prompt tokens.
+        features: float16, the last ones of ``tokens[:-1]``.
+        positions: int64 ``[P]``, output positions chosen.
+        top_ids: int32 ``[P, K]``.
+        top_logprobs: float16 ``[P, K]``.
+        greedy: Whether it was decoded greedily.
+        boundaries: Output tokens committed after each round.
+    """
+
+    domain: str
+    tokens: tuple[int, ...]
+    prompt_length: int
+    features: torch.Tensor
+    positions: torch.Tensor
+    top_ids: torch.Tensor
+    top_logprobs: torch.Tensor
+    greedy: bool
+    boundaries: tuple[int, ...]
+
+
+def pending(record: FinishedRecord, config: BufferConfig) -> Pending | None:
+    """Cut a finished request to its window; ``None`` when it teaches nothing.
+
+    Of the output positions whose base lies in the window, at most ``positions_per_record`` are kept, spread
+    evenly. An answer without features, evidence or output is left out.
+    """
+    prompt, output = record.request.prompt_ids, record.output_ids
+    if record.features is None or record.evidence is None or not output or not record.request.store:
+        return None
+    features = record.features[-config.window :]
+    end = len(prompt) + len(output) - 1
+    first = end - len(features)
+    low = max(0, first - (len(prompt) - 2))
+    high = min(len(output), len(record.evidence.top_ids))
+    if low >= high:
+        return None
+    count = min(config.positions_per_record, high - low)
+    positions = low + (torch.arange(count) * (high - low)) // count
+    boundaries: list[int] = []
+    for item in record.rounds:
+        boundaries.append(item.emitted + (boundaries[-1] if boundaries else 0))
+    return Pending(
+        domain=record.domain,
+        tokens=(*prompt, *output),
+        prompt_length=len(prompt),
+        features=features.clone(),
+        positions=positions,
+        top_ids=record.evidence.top_ids[positions].clone(),
+        top_logprobs=record.evidence.top_logprobs[positions].clone(),
+        greedy=record.request.sampling.temperature == 0,
+        boundaries=tuple(boundaries),
+    )
+
+
+def encode(head: TrainableHead, item: Pending) -> torch.Tensor:
+    """Hidden ``[P, H]`` float16 of a pending request."""
+    return head.encode(item.tokens, item.features, item.prompt_length, item.positions).half()
+
+
+def make_record(
+    item: Pending, hidden: torch.Tensor, right: torch.Tensor, number: int, version: int
+) -> BufferRecord | None:
+    """The buffer's record of a scored request; ``None`` if features or evidence are not finite (case A29)."""
+    if not bool(torch.isfinite(hidden).all() & torch.isfinite(item.top_logprobs.float().exp()).all()):
+        return None
+    emitted = torch.tensor(item.tokens)[item.prompt_length + item.positions]
+    return BufferRecord(
+        number=number,
+        created=time.time(),
+        version=version,
+        greedy=item.greedy,
+        positions=item.positions.int(),
+        hidden=hidden.cpu(),
+        emitted=emitted.int(),
+        top_ids=item.top_ids.cpu(),
+        top_logprobs=item.top_logprobs.cpu(),
+        right=right.cpu(),
+        boundaries=torch.tensor(item.boundaries, dtype=torch.int32),
+    )
+
+
+def is_right(logits: torch.Tensor, emitted: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+    """Whether the argmax over the draft vocabulary is the emitted token, bool ``[P]``."""
+    return token_ids[logits.argmax(-1)] == emitted.to(token_ids)
+
+
+@torch.no_grad()
+def score(head: TrainableHead, record: BufferRecord, expert: Expert, to_draft: torch.Tensor) -> torch.Tensor:
+    """Expected acceptance of the expert's first token at each position, float ``[P]``.
+
+    Greedy requests: 1 where the argmax is the emitted token. Sampled ones: 1 - TV(p, q), the bound that the
+    drafter-invariant acceptance follows (DESIGN.md, Verification).
+    """
+    device = to_draft.device
+    logits = head.logits(record.hidden.to(device).float(), expert)
+    if record.greedy:
+        return is_right(logits, record.emitted.to(device), head.token_ids).float()
+    target = SparseTarget.from_evidence(record.top_ids.to(device), record.top_logprobs.to(device), to_draft)
+    return 1.0 - total_variation(logits, target)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """N positions from any records of one domain.
+
+    Attributes:
+        hidden: float32 ``[N, H]``.
+        target: The target's distribution.
+        emitted: int64 ``[N]``.
+    """
+
+    hidden: torch.Tensor
+    target: SparseTarget
+    emitted: torch.Tensor
+
+
+def collate(drawn: Sequence[tuple[BufferRecord, int]], to_draft: torch.Tensor) -> Batch:
+    """The batch of drawn (record, row) pairs; at least one."""
+    device = to_draft.device
+    hidden = torch.stack([record.hidden[row] for record, row in drawn]).to(device).float()
+    ids = torch.stack([record.top_ids[row] for record, row in drawn]).to(device)
+    logprobs = torch.stack([record.top_logprobs[row] for record, row in drawn]).to(device)
+    emitted = torch.stack([record.emitted[row] for record, row in drawn]).to(device).long()
+    return Batch(hidden, SparseTarget.from_evidence(ids, logprobs, to_draft), emitted)

@@ -1,0 +1,89 @@
+"""Learning state of one domain: buffer, training state, live agreement per version, watch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from drafts.bank import Expert
+from osd.learn.buffer import DomainBuffer
+from osd.learn.guard import Watch
+from osd.learn.learner import ExpertLearner
+from osd.learn.record import BufferRecord
+
+
+@dataclass
+class Agreement:
+    """Positions that a version had right, counted before they trained anything."""
+
+    right: int = 0
+    positions: int = 0
+    records: int = 0
+
+    @property
+    def mean(self) -> float:
+        """Share of positions right; 0 before any."""
+        return self.right / self.positions if self.positions else 0.0
+
+
+@dataclass
+class DomainLearning:
+    """Everything learning keeps about a domain.
+
+    Attributes:
+        buffer: Its distillation buffer.
+        learner: Training state, ``None`` before the first update and after a rejection.
+        learner_version: Version that the training state continues.
+        watch: Running comparison of the version served now with the one before.
+        live: Agreement by version.
+        since_update: Records scored since the last update began.
+        newest: The record scored last.
+    """
+
+    buffer: DomainBuffer
+    learner: ExpertLearner | None = None
+    learner_version: int = 0
+    watch: Watch | None = None
+    live: dict[int, Agreement] = field(default_factory=dict)
+    since_update: int = 0
+    newest: BufferRecord | None = None
+    _served: tuple[int, Expert] | None = None
+
+    def observe(self, record: BufferRecord) -> None:
+        """Count a scored record and put it in the buffer."""
+        live = self.live.setdefault(record.version, Agreement())
+        live.right += int(record.right.sum())
+        live.positions += record.size
+        live.records += 1
+        self.since_update += 1
+        self.newest = record
+        self.buffer.add(record)
+
+    def follow(self, version: int, expert: Expert) -> None:
+        """Notice that another version is served, whoever published it, and begin to watch it."""
+        if self._served is not None and self._served[0] != version:
+            before, weights = self._served
+            self.watch = Watch(version, before, weights) if version > before else None
+        self._served = (version, expert)
+
+    def is_due(self, update_every: int, min_positions: int) -> bool:
+        """Whether enough was scored since the last update and enough is held back to judge one."""
+        held = sum(record.size for record in self.buffer.held)
+        return self.since_update >= update_every and held >= min_positions and bool(self.buffer.training)
+
+    @property
+    def gain(self) -> float:
+        """Traffic since the last update times headroom: where an update is expected to pay most."""
+        records = self.buffer.training[-16:]
+        agreement = sum(r.agreement for r in records) / max(1, len(records))
+        return self.since_update * (1.0 - agreement)
+
+    def figures(self) -> dict[str, object]:
+        """For the statistics."""
+        return {
+            "buffer_records": len(self.buffer.training),
+            "held_back_records": len(self.buffer.held),
+            "buffer_positions": self.buffer.positions,
+            "buffer_bytes": self.buffer.nbytes,
+            "scored_records": self.buffer.arrived,
+            "agreement_by_version": {version: live.mean for version, live in self.live.items()},
+        }

@@ -1,0 +1,110 @@
+"""What learning asks of a trainable draft, and the ``eagle`` head's answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+
+from drafts.bank import TABLE, Expert, ExpertBank, expert_logits, expert_mlp
+from drafts.trunk import Trunk
+
+
+class TrainableHead(Protocol):
+    """A draft whose experts are small tensors behind an expert-independent encoding."""
+
+    @property
+    def token_ids(self) -> torch.Tensor:
+        """Target ids of the draft vocabulary, int64 ``[V]``."""
+        ...
+
+    @property
+    def vocab_size(self) -> int:
+        """Size of the target's vocabulary."""
+        ...
+
+    def has(self, domain: str) -> bool:
+        """Whether the domain has an expert that can learn."""
+        ...
+
+    def served(self, domain: str) -> Expert:
+        """A copy of the expert the domain is served with, id table included."""
+        ...
+
+    def encode(
+        self, tokens: Sequence[int], features: torch.Tensor, prompt_length: int, positions: torch.Tensor
+    ) -> torch.Tensor:
+        """Expert-independent hidden ``[P, H]`` at the bases that predict output ``positions`` ``[P]``.
+
+        ``features`` are the last ones of ``tokens[:-1]``; there may be fewer than tokens.
+        """
+        ...
+
+    def logits(self, hidden: torch.Tensor, expert: Expert) -> torch.Tensor:
+        """Logits ``[P, V]`` over the draft vocabulary; differentiable in ``expert``."""
+        ...
+
+
+class EagleHead:
+    """The ``eagle`` head for learning: shares trunk and bank with the source that serves.
+
+    Args:
+        trunk: The trunk, frozen.
+        bank: The experts being served.
+        embedding: The target's embedding ``[vocab, H]``.
+        output: The target's output rows of the draft vocabulary ``[V, H]``.
+    """
+
+    def __init__(self, trunk: Trunk, bank: ExpertBank, embedding: torch.Tensor, output: torch.Tensor) -> None:
+        self.trunk = trunk
+        self.bank = bank
+        self.embedding = embedding
+        self.output = output
+        self.token_ids = trunk.token_ids
+        self.vocab_size = trunk.shape.vocab_size
+
+    def has(self, domain: str) -> bool:
+        """Whether the bank holds an expert for the domain."""
+        return domain in self.bank
+
+    def served(self, domain: str) -> Expert:
+        """The bank's deltas, copied."""
+        return self.bank.tensors(domain)
+
+    @torch.no_grad()
+    def encode(
+        self, tokens: Sequence[int], features: torch.Tensor, prompt_length: int, positions: torch.Tensor
+    ) -> torch.Tensor:
+        """Hidden after attention, at pair ``prompt_length - 2 + position`` (case A28: no shift more)."""
+        trunk, device = self.trunk, self.embedding.device
+        end = len(tokens) - 1
+        first = end - len(features)
+        trunk.reach(end)
+        pairs = torch.arange(first, end, device=device)
+        ids = torch.tensor(tokens[first + 1 : end + 1], device=device)
+        fused = trunk.fuse(features.to(self.output))
+        inputs = trunk.layer_input(self.embedding[ids].to(self.output), fused)
+        keys, values = trunk.keys_values(inputs, pairs)
+        wanted = positions.to(device) + prompt_length - 2
+        at = wanted - first
+        queries = trunk.queries(inputs[at], wanted)
+        seen = (pairs[None] <= wanted[:, None])[None, None]
+        attended = F.scaled_dot_product_attention(
+            queries.transpose(0, 1)[None],
+            keys.transpose(0, 1)[None],
+            values.transpose(0, 1)[None],
+            attn_mask=seen,
+            enable_gqa=True,
+        )
+        return trunk.after_attention(fused[at], attended[0].transpose(0, 1).flatten(1))
+
+    def logits(self, hidden: torch.Tensor, expert: Expert) -> torch.Tensor:
+        """MLP and output with the expert's deltas."""
+        return expert_logits(self.trunk, self.output, expert_mlp(self.trunk, hidden, expert), expert)
+
+
+def weights_of(expert: Expert) -> Expert:
+    """An expert's learned tensors, without the id table."""
+    return {name: tensor for name, tensor in expert.items() if name != TABLE}

@@ -1,0 +1,34 @@
+"""What learning asks of the registry."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import torch
+
+from drafts.registry import Version
+
+
+class Publisher(Protocol):
+    """Publishes versions atomically and can take the newest one back (``drafts.registry.Registry``)."""
+
+    def publish(
+        self,
+        domain: str,
+        tensors: Mapping[str, torch.Tensor],
+        *,
+        reason: str,
+        score: float | None = None,
+        parent: int | None = None,
+    ) -> Version:
+        """Make ``tensors`` the newest version of ``domain``."""
+        ...
+
+    def current(self, domain: str) -> Version | None:
+        """The version to serve, ``None`` before the first."""
+        ...
+
+    def rollback(self, domain: str) -> Version:
+        """Serve the version before again."""
+        ...

@@ -1,0 +1,280 @@
+"""Learning while serving: scores finished requests, trains experts, publishes; in small slices, in budget."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from drafts.bank import Expert
+from drafts.errors import PolydraftError
+from drafts.registry import Version
+from osd.learn.budget import Budget
+from osd.learn.buffer import DomainBuffer
+from osd.learn.config import LearnConfig
+from osd.learn.distill import Pending, encode, is_right, make_record, pending, score
+from osd.learn.domain import DomainLearning
+from osd.learn.head import TrainableHead
+from osd.learn.losses import draft_index
+from osd.learn.publish import Publisher
+from osd.learn.update import Update
+from osd.types import Event, FinishedRecord
+
+
+@dataclass
+class _Scoring:
+    """A request whose encoding is done and whose score is not."""
+
+    item: Pending
+    hidden: torch.Tensor
+
+
+class LearningScheduler:
+    """Implements ``osd.ports.Worker`` and ``osd.ports.Observer``. All of it runs on the engine's thread.
+
+    A request is scored with the served version *before* it may train anything, so agreement per version is
+    an honest forecast (prequential evaluation). Then the domain with most to gain, by traffic times
+    headroom, is updated, judged by the guard and published.
+
+    Args:
+        head: The draft that learns.
+        registry: Where versions are published.
+        config: Settings.
+        on_event: Called with every event.
+        clock: Seconds, for the budget.
+    """
+
+    def __init__(
+        self,
+        head: TrainableHead,
+        registry: Publisher,
+        config: LearnConfig,
+        on_event: Callable[[Event], None] = lambda event: None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.head = head
+        self.registry = registry
+        self.config = config
+        self.on_event = on_event
+        self.budget = Budget(config.budget_share)
+        self.domains: dict[str, DomainLearning] = {}
+        self.counts = {
+            "updates": 0,
+            "published": 0,
+            "rolled_back": 0,
+            "rejected": 0,
+            "scored": 0,
+            "skipped": 0,
+        }
+        self._clock = clock
+        self._queue: deque[Pending] = deque(maxlen=config.queue_records)
+        self._scoring: _Scoring | None = None
+        self._update: Update | None = None
+        self._train_next = False
+        self._to_draft = draft_index(head.token_ids, head.vocab_size)
+
+    def take(self, record: FinishedRecord) -> None:
+        """Queue a finished request; cheap."""
+        if not self.config.enabled or not self.head.has(record.domain):
+            return
+        item = pending(record, self.config.buffer)
+        if item is None:
+            self.counts["skipped"] += 1
+            return
+        self._queue.append(item)
+
+    def work(self, busy_seconds: float, idle: bool) -> bool:
+        """One slice of a few milliseconds, if the budget allows; whether anything was done."""
+        self.budget.earn(busy_seconds)
+        if not self.config.enabled or not (idle or self.budget.allows):
+            return False
+        start = self._clock()
+        with torch.no_grad():
+            done = self._slice()
+        if done:
+            self.budget.spend(self._clock() - start, idle)
+        return done
+
+    def drain(self) -> None:
+        """Work until nothing is left; for shutdown and for tests."""
+        while self.work(0.0, idle=True):
+            pass
+
+    def domain(self, name: str) -> DomainLearning:
+        """The learning state of a domain, made on first sight."""
+        if name not in self.domains:
+            seed = self.config.seed + len(self.domains)
+            self.domains[name] = DomainLearning(DomainBuffer(self.config.buffer, seed))
+        return self.domains[name]
+
+    def add_domain(self, name: str, parent: str | None = None) -> None:
+        """A new domain, inheriting a copy of its parent's buffer."""
+        if name not in self.domains and parent in self.domains:
+            self.domains[name] = DomainLearning(self.domains[parent].buffer.copy())
+
+    def drop_domain(self, name: str) -> None:
+        """Forget a domain: buffer, training state, queued requests and a running update."""
+        self.domains.pop(name, None)
+        kept = [item for item in self._queue if item.domain != name]
+        self._queue = deque(kept, maxlen=self.config.queue_records)
+        if self._scoring is not None and self._scoring.item.domain == name:
+            self._scoring = None
+        if self._update is not None and self._update.name == name:
+            self._update = None
+
+    def stats(self) -> dict[str, object]:
+        """Counters, share of busy time, and figures per domain."""
+        per_domain = {name: domain.figures() for name, domain in self.domains.items()}
+        return {
+            **self.counts,
+            "share_of_busy_time": self.budget.share,
+            "seconds": self.budget.spent,
+            "idle_seconds": self.budget.idle_spent,
+            "queued": len(self._queue),
+            "domains": per_domain,
+        }
+
+    def state(self) -> dict[str, dict[str, torch.Tensor]]:
+        """Buffers per domain as tensors."""
+        return {name: domain.buffer.state() for name, domain in self.domains.items()}
+
+    def load_state(self, state: dict[str, dict[str, torch.Tensor]]) -> None:
+        """Restore buffers."""
+        for name, tensors in state.items():
+            self.domain(name).buffer.load_state(tensors)
+
+    def _slice(self) -> bool:
+        """Alternate between scoring and training, whichever has something to do."""
+        self._train_next = not self._train_next
+        first, second = (self._train, self._score) if self._train_next else (self._score, self._train)
+        return first() or second()
+
+    def _score(self) -> bool:
+        """Encode the next request, or score the one that was encoded."""
+        if self._scoring is None:
+            if not self._queue:
+                return False
+            item = self._queue.popleft()
+            if self.head.has(item.domain):
+                self._scoring = _Scoring(item, encode(self.head, item))
+            return True
+        item, hidden = self._scoring.item, self._scoring.hidden
+        self._scoring = None
+        expert, version = self._served(item.domain)
+        logits = self.head.logits(hidden.float(), expert)
+        emitted = torch.tensor(item.tokens, device=logits.device)[item.prompt_length + item.positions]
+        domain = self.domain(item.domain)
+        right = is_right(logits, emitted, self.head.token_ids)
+        record = make_record(item, hidden, right, domain.buffer.arrived, version)
+        if record is None:
+            self._reject(item.domain, "a record held NaN or infinity and was dropped", {})
+            return True
+        domain.observe(record)
+        self.counts["scored"] += 1
+        domain.follow(version, expert)
+        if domain.watch is not None:
+            self._watch(item.domain, domain, float(score(self.head, record, expert, self._to_draft).mean()))
+        return True
+
+    def _watch(self, name: str, domain: DomainLearning, served_score: float) -> None:
+        """Compare the served version with the one before on the newest record; roll back on a fall."""
+        watch, guard = domain.watch, self.config.guard
+        assert watch is not None
+        newest = domain.newest
+        assert newest is not None
+        before = float(score(self.head, newest, watch.expert, self._to_draft).mean())
+        watch.gains.append(served_score - before)
+        if watch.has_fallen(guard.min_watch_records, guard.rollback_z):
+            mean = sum(watch.gains) / len(watch.gains)
+            domain.watch = None
+            domain.learner = None
+            self.registry.rollback(name)
+            self.counts["rolled_back"] += 1
+            numbers = {"version": watch.version, "gain": mean, "records": len(watch.gains)}
+            reason = (
+                f"version {watch.version} agrees less often than version {watch.previous} on live traffic"
+            )
+            self.on_event(Event("rollback", name, reason, numbers))
+        elif len(watch.gains) >= guard.watch_records:
+            domain.watch = None
+
+    def _train(self) -> bool:
+        """Advance the running update, or start one for the domain with most to gain."""
+        if self._update is None:
+            name = self._due()
+            if name is None:
+                return False
+            expert, version = self._served(name)
+            self._update = Update(
+                self.head, name, self.domain(name), expert, version, self.config, self._to_draft
+            )
+            self.counts["updates"] += 1
+            return True
+        update = self._update
+        if update.advance():
+            return True
+        self._update = None
+        self._conclude(update)
+        return True
+
+    def _conclude(self, update: Update) -> None:
+        """Publish a finished update or say why not."""
+        verdict = update.verdict()
+        _, version = self._served(update.name)
+        numbers: dict[str, float] = {
+            "served": verdict.served,
+            "candidate": verdict.candidate,
+            "positions": verdict.positions,
+        }
+        if version != update.version:
+            self._reject(update.name, "another version was published meanwhile", numbers)
+        elif update.failures:
+            self._reject(update.name, f"{update.failures} steps were not finite", numbers)
+        elif not verdict.accepted:
+            update.domain.learner = None
+            self._reject(update.name, "worse than the served version on held-back positions", numbers)
+        else:
+            reason = f"held-back agreement {verdict.served:.3f} -> {verdict.candidate:.3f}"
+            try:
+                published = self._publish(update, reason, verdict.candidate)
+            except PolydraftError as error:
+                update.domain.learner = None
+                self._reject(update.name, str(error), numbers)
+                return
+            update.domain.learner_version = published.number
+            self.counts["published"] += 1
+            numbers["version"] = published.number
+            self.on_event(Event("publish", update.name, reason, numbers))
+
+    def _publish(self, update: Update, reason: str, score: float) -> Version:
+        """Publish the candidate; what was served before anything was published becomes version 0 first."""
+        if self.registry.current(update.name) is None:
+            self.registry.publish(update.name, update.served, reason="what the domain was born with")
+        return self.registry.publish(
+            update.name, update.candidate, reason=reason, score=score, parent=update.version
+        )
+
+    def _reject(self, name: str, reason: str, numbers: dict[str, float]) -> None:
+        """Count and report an update or a record that was refused."""
+        self.counts["rejected"] += 1
+        self.on_event(Event("update_rejected", name, reason, dict(numbers)))
+
+    def _due(self) -> str | None:
+        """The domain due for an update with most traffic times headroom."""
+        config = self.config
+        gains = {
+            name: domain.gain
+            for name, domain in self.domains.items()
+            if self.head.has(name) and domain.is_due(config.update_every, config.guard.min_positions)
+        }
+        return max(gains, key=lambda name: gains[name]) if gains else None
+
+    def _served(self, name: str) -> tuple[Expert, int]:
+        """The served expert of a domain and its version number."""
+        version = self.registry.current(name)
+        if version is None or not version.tensors:
+            return self.head.served(name), 0
+        return version.tensors, version.number

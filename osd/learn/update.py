@@ -1,0 +1,80 @@
+"""One update of one expert, cut into slices of a few milliseconds: train, then judge."""
+
+from __future__ import annotations
+
+import torch
+
+from drafts.bank import Expert
+from osd.learn.config import LearnConfig
+from osd.learn.distill import collate, score
+from osd.learn.domain import DomainLearning
+from osd.learn.guard import Comparison, Verdict
+from osd.learn.head import TrainableHead
+from osd.learn.learner import ExpertLearner
+
+
+class Update:
+    """``config.steps`` optimiser steps on the buffer, then the guard's comparison record by record.
+
+    Args:
+        head: The draft.
+        name: The domain.
+        domain: Its learning state; the learner is made on its first update and kept between updates.
+        served: The served expert, against which the candidate is judged.
+        version: Its number.
+        config: Settings.
+        to_draft: Map from target id to draft index.
+    """
+
+    def __init__(
+        self,
+        head: TrainableHead,
+        name: str,
+        domain: DomainLearning,
+        served: Expert,
+        version: int,
+        config: LearnConfig,
+        to_draft: torch.Tensor,
+    ) -> None:
+        self.head = head
+        self.name = name
+        self.domain = domain
+        self.served = served
+        self.version = version
+        self.config = config
+        self.failures = 0
+        self.candidate: Expert = {}
+        self._to_draft = to_draft
+        self._steps_left = config.steps
+        self._comparison = Comparison()
+        self._held = list(domain.buffer.held)
+        domain.since_update = 0
+        if domain.learner is None or domain.learner_version != version:
+            domain.learner = ExpertLearner(head, served, config)
+            domain.learner_version = version
+        domain.learner.keep()
+        self._learner = domain.learner
+
+    def advance(self) -> bool:
+        """Do one slice; False when nothing is left."""
+        if self._steps_left > 0:
+            self._steps_left -= 1
+            drawn = self.domain.buffer.draw(self.config.positions_per_step)
+            if drawn and self._learner.step(collate(drawn, self._to_draft)) is None:
+                self.failures += 1
+                self._learner.restore()
+                self._steps_left, self._held = 0, []
+            return True
+        if not self.candidate:
+            self.candidate = self._learner.candidate()
+        if not self._held:
+            return False
+        record = self._held.pop()
+        served = score(self.head, record, self.served, self._to_draft)
+        mine = score(self.head, record, self.candidate, self._to_draft)
+        self._comparison.add(float(served.sum()), float(mine.sum()), record.size)
+        return True
+
+    def verdict(self) -> Verdict:
+        """The guard's verdict on what was compared."""
+        return self._comparison.verdict(self.config.guard.margin)
