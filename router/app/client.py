@@ -1,0 +1,79 @@
+"""Talks to a running server for the commands that inspect and change it."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+
+from drafts.errors import InvalidValueError, PolydraftError
+from router.app.client_url import DEFAULT_URL
+
+
+class ServerUnreachableError(PolydraftError):
+    """No server answers at the URL; the message says how to start one."""
+
+    code = "server_unreachable"
+
+    def __init__(self, url: str, reason: str) -> None:
+        super().__init__(
+            f"no server answers at {url} ({reason}). Start one with: polydraft serve configs/demo.yaml "
+            "(or name another with --url)"
+        )
+
+
+class ServerError(PolydraftError):
+    """The server answered with an error; the message is the server's own."""
+
+    code = "server_error"
+
+
+class Client:
+    """A running server.
+
+    Args:
+        url: Its base URL, for example ``http://127.0.0.1:8321``.
+        timeout: Seconds to wait for an answer.
+        transport: Another way to reach it, for tests.
+    """
+
+    def __init__(
+        self, url: str = DEFAULT_URL, *, timeout: float = 30.0, transport: httpx.BaseTransport | None = None
+    ) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise InvalidValueError("--url", url, f"an address such as {DEFAULT_URL}")
+        self.url = url.rstrip("/")
+        self._http = httpx.Client(base_url=self.url, timeout=timeout, transport=transport)
+
+    def _ask(self, method: str, path: str, **options: Any) -> Any:
+        try:
+            response = self._http.request(method, path, **options)
+        except httpx.HTTPError as error:
+            raise ServerUnreachableError(self.url, str(error) or type(error).__name__) from None
+        try:
+            content = response.json()
+        except ValueError:
+            content = {}
+        if response.is_success:
+            return content
+        problem = content.get("error") if isinstance(content, dict) else None
+        message = problem.get("message") if isinstance(problem, dict) else response.reason_phrase
+        raise ServerError(f"{self.url}{path} answered {response.status_code}: {message}")
+
+    def stats(self) -> dict[str, Any]:
+        """All statistics."""
+        return dict(self._ask("GET", "/v1/stats"))
+
+    def domains(self) -> list[dict[str, Any]]:
+        """Registered domains with their statistics."""
+        return list(self._ask("GET", "/v1/domains")["data"])
+
+    def add_domain(self, name: str, description: str, examples: list[str]) -> dict[str, Any]:
+        """Register a domain."""
+        body = {"name": name, "description": description, "examples": examples}
+        return dict(self._ask("POST", "/v1/domains", json=body))
+
+    def remove_domain(self, name: str) -> None:
+        """Forget a domain."""
+        self._ask("DELETE", f"/v1/domains/{quote(name, safe='')}")

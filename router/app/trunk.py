@@ -1,0 +1,162 @@
+"""``make trunk``: the trunk of the ``eagle`` drafts from prompts to file, with its provenance.
+
+Asks the target, trains on its answers, and writes ``trunk.safetensors`` with ``trunk.provenance.json``
+beside it. Prompts that evaluate the project must never train it: pass their files as ``--exclude``.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+
+from drafts.data import TRUNK, TRUNK_PROVENANCE
+from drafts.trunk import HeadShape, Trunk
+from osd.learn.pretrain import Epoch, PretrainConfig, train
+from osd.learn.pretrain_data import Answer, choose_vocabulary, load_shards, split
+from osd.serve.collect import collect, encode_prompts
+from osd.serve.load import load_target
+from osd.serve.target import TargetModel
+from router.app.provenance import commit, versions
+
+PROMPTS = Path("examples/pretrain/prompts.jsonl")
+EVALUATION = Path("examples/traffic/mixed.jsonl")
+
+console = Console()
+
+
+def head_shape(target: TargetModel) -> HeadShape:
+    """The head's dimensions, from the target's config."""
+    config = target.reference.config.get_text_config()
+    heads = int(config.num_attention_heads)
+    rope = getattr(config, "rope_parameters", None) or {}
+    return HeadShape(
+        hidden_size=target.hidden_size,
+        intermediate_size=int(config.intermediate_size),
+        heads=heads,
+        kv_heads=int(getattr(config, "num_key_value_heads", None) or heads),
+        head_dim=int(getattr(config, "head_dim", None) or target.hidden_size // heads),
+        norm_eps=float(getattr(config, "rms_norm_eps", 1e-5)),
+        rope_theta=float(rope.get("rope_theta", 10000.0)),
+        feature_layers=tuple(target.feature_layers),
+        vocab_size=target.vocab_size,
+    )
+
+
+def describe_data(answers: Sequence[Answer]) -> dict[str, Any]:
+    """Counts by source and label; item numbers at the end of a source are left out."""
+    prompts: Counter[str] = Counter()
+    tokens: Counter[str] = Counter()
+    for answer in answers:
+        source = re.sub(r"\s+\d+$", "", answer.source)
+        prompts[source] += 1
+        tokens[source] += answer.output_length
+    return {
+        "prompts": len(answers),
+        "answer_tokens": sum(tokens.values()),
+        "sources": {s: {"prompts": prompts[s], "answer_tokens": tokens[s]} for s in sorted(prompts)},
+        "labels": dict(sorted(Counter(answer.label for answer in answers).items())),
+    }
+
+
+def coverage(answers: Sequence[Answer], token_ids: torch.Tensor) -> float:
+    """Share of answer tokens that lie in the draft vocabulary."""
+    inside = sum(int(torch.isin(a.tokens[a.prompt_length :], token_ids).sum()) for a in answers)
+    return inside / max(1, sum(a.output_length for a in answers))
+
+
+def provenance_of(
+    answers: Sequence[Answer],
+    trunk: Trunk,
+    target: str,
+    config: PretrainConfig,
+    epochs: Sequence[Epoch],
+    held: Sequence[Answer],
+    command: str,
+) -> dict[str, Any]:
+    """All that is needed to judge the trunk and to make it again; no path of this machine."""
+    return {
+        "target": target,
+        "fingerprint": trunk.fingerprint(),
+        "shape": asdict(trunk.shape),
+        "draft_vocabulary": len(trunk.token_ids),
+        "held_back_coverage": round(coverage(held, trunk.token_ids), 4),
+        "data": describe_data(answers),
+        "held_back_prompts": len(held),
+        "training": config.as_dict(),
+        "epochs": [asdict(epoch) for epoch in epochs],
+        "command": command,
+        "commit": commit(),
+        "versions": versions(),
+    }
+
+
+def _lines(paths: Sequence[Path]) -> list[dict[str, Any]]:
+    """All entries of JSON-lines files."""
+    return [json.loads(line) for path in paths for line in path.read_text().splitlines() if line.strip()]
+
+
+def main(
+    prompts: Annotated[list[Path] | None, typer.Option(help="Files of prompts, JSON lines.")] = None,
+    exclude: Annotated[list[Path] | None, typer.Option(help="Files whose prompts are never used.")] = None,
+    target: Annotated[str, typer.Option(help="embedded, a folder or a hub name.")] = "embedded",
+    shards: Annotated[Path, typer.Option(help="Where collected answers go.")] = Path("out/trunk"),
+    out: Annotated[Path, typer.Option(help="The trunk's file.")] = TRUNK,
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the answers.")] = 6,
+    draft_vocab: Annotated[int, typer.Option(min=64, help="Size of the draft vocabulary.")] = 8192,
+    held_back: Annotated[
+        float, typer.Option(min=0.01, max=0.5, help="Share of prompts to report on.")
+    ] = 0.05,
+    max_tokens: Annotated[int, typer.Option(min=2, help="Longest answer collected.")] = 128,
+    seed: Annotated[int, typer.Option(help="Of the split, the initial weights and the order.")] = 0,
+) -> None:
+    """Collect the target's answers and train the trunk on them."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    model, tokenizer = load_target(target)
+    excluded = frozenset(str(entry["prompt"]).strip() for entry in _lines(exclude or [EVALUATION]))
+    asked = encode_prompts(_lines(prompts or [PROMPTS]), tokenizer, 420, excluded)
+    console.print(f"{len(asked)} prompts")
+    files = collect(
+        model,
+        asked,
+        shards,
+        max_tokens=max_tokens,
+        progress=lambda done, all_, tokens: console.print(f"shard {done}/{all_}, {tokens} answer tokens"),
+    )
+    answers = load_shards(files)
+    training, held = split(answers, held_back, seed)
+    vocabulary = min(draft_vocab, model.vocab_size)
+    token_ids = choose_vocabulary(training, vocabulary, model.vocab_size, sorted(model.eos_token_ids))
+    trunk = Trunk.fresh(head_shape(model), token_ids, seed)
+    config = PretrainConfig(epochs=epochs, seed=seed)
+    reports: list[Epoch] = []
+
+    def report(epoch: Epoch) -> None:
+        reports.append(epoch)
+        figures = epoch.labels["all"]
+        tau = ", ".join(f"{value:.2f}" for value in figures.tau)
+        console.print(
+            f"epoch {epoch.number}: loss {epoch.loss:.3f}, first token {figures.first_token:.3f}, "
+            f"tau of chains 1, 2, … {tau} ({epoch.seconds:.0f} s)"
+        )
+
+    train(trunk, model.embedding.float(), model.output_weight.float(), training, held, config, report)
+    trunk.save(out)
+    command = f"python -m router.app.trunk --epochs {epochs} --draft-vocab {draft_vocab} --seed {seed}"
+    facts = provenance_of(answers, trunk, target, config, reports, held, command)
+    out.with_name(TRUNK_PROVENANCE).write_text(json.dumps(facts, indent=1) + "\n")
+    console.print(f"wrote {out}")
+
+
+if __name__ == "__main__":
+    typer.run(main)

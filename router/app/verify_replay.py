@@ -1,0 +1,139 @@
+"""The lossless check: every token of an answer must be the target's own greedy choice.
+
+One plain Hugging Face forward over prompt and answer gives the target's scores at every position. It
+shares no code with the engine: neither its forward pass, nor its cache, nor its verification.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from drafts.errors import IntegrityError, InvalidValueError
+from osd.types import FinishReason
+from router.app.arms import ReplayEngine
+from router.app.inflight import Served
+from router.bodies.api import Completion
+
+TIE = 1e-3
+"""A token within this of the maximum score counts as a tie: batched kernels round differently."""
+
+
+@dataclass
+class Verification:
+    """Counts of the check; ``mismatched`` counts requests, ``ties`` and ``tokens`` count tokens."""
+
+    checked: int = 0
+    mismatched: int = 0
+    ties: int = 0
+    tokens: int = 0
+    mismatches: list[dict[str, Any]] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The ``verify`` part of a result; the first ten mismatches in detail."""
+        return {
+            "checked": self.checked,
+            "mismatched": self.mismatched,
+            "ties": self.ties,
+            "tokens": self.tokens,
+            "ties_share": self.ties / self.tokens if self.tokens else 0.0,
+            "mismatches": self.mismatches[:10],
+        }
+
+
+def require_greedy(temperature: float) -> None:
+    """Raise unless answers are greedy: a sampled token need not be the argmax."""
+    if temperature != 0:
+        raise InvalidValueError(
+            "--temperature", temperature, "0 together with --verify, which checks greedy answers"
+        )
+
+
+def spread(count: int, among: int) -> list[int]:
+    """``count`` places spread evenly over ``range(among)``, all of them when there are not more."""
+    if count >= among:
+        return list(range(among))
+    return [at * among // count for at in range(count)]
+
+
+def verify(
+    engine: ReplayEngine,
+    served: Sequence[Served],
+    count: int,
+    max_tokens: int,
+    on_checked: Callable[[int, int], None] = lambda done, total: None,
+) -> Verification:
+    """Check ``count`` answered requests, spread evenly over the run in file order."""
+    result = Verification()
+    answered = sorted((s for s in served if s.completion is not None), key=lambda s: s.item.index)
+    chosen = [answered[at] for at in spread(count, len(answered))]
+    engine.set_mode(sources=(), learn=False, k=None)
+    model = engine.reference()
+    for done, item in enumerate(chosen, start=1):
+        assert item.completion is not None
+        _check_one(engine, model, item, item.completion, max_tokens, result)
+        on_checked(done, len(chosen))
+    return result
+
+
+def _check_one(
+    engine: ReplayEngine,
+    model: Any,
+    served: Served,
+    completion: Completion,
+    max_tokens: int,
+    result: Verification,
+) -> None:
+    prompt = engine.prompt_ids(messages=served.item.messages)
+    if len(prompt) != completion.prompt_tokens:
+        raise IntegrityError(
+            f"request {served.item.index}: {completion.prompt_tokens} != {len(prompt)} prompt tokens"
+        )
+    answer = completion.token_ids
+    ending = _wrong_ending(completion, engine.eos_token_ids, max_tokens)
+    faults: list[dict[str, Any]] = [] if ending is None else [{"reason": ending}]
+    if answer:
+        scores = _scores(model, (*prompt, *answer), len(answer))
+        taken = scores.gather(1, torch.tensor(answer, device=scores.device)[:, None])[:, 0]
+        best, choice = scores.max(-1)
+        for position in torch.nonzero(choice.cpu() != torch.tensor(answer)).flatten().tolist():
+            gap = float(best[position] - taken[position])
+            if gap <= TIE:
+                result.ties += 1
+            else:
+                numbers = {"position": position, "token": answer[position], "argmax": int(choice[position])}
+                faults.append({"reason": "not the argmax", **numbers, "gap": gap})
+    result.checked += 1
+    result.tokens += len(answer)
+    if faults:
+        result.mismatched += 1
+        result.mismatches.append({"index": served.item.index, **faults[0]})
+
+
+def _wrong_ending(completion: Completion, eos: frozenset[int], max_tokens: int) -> str | None:
+    """Why the end of a greedy answer without stop strings is wrong, ``None`` if it is right."""
+    answer = completion.token_ids
+    if any(token in eos for token in answer[:-1]):
+        return "goes on past an end token"
+    if len(answer) > max_tokens:
+        return f"longer than {max_tokens} tokens"
+    ended = bool(answer) and answer[-1] in eos
+    if completion.finish_reason == FinishReason.STOP and not ended:
+        return "stopped without an end token"
+    if not answer:
+        return "empty"
+    return None
+
+
+def _scores(model: Any, tokens: Sequence[int], last: int) -> torch.Tensor:
+    """Scores ``[last, V]`` of the rows that choose the last ``last`` tokens, float32."""
+    ids = torch.tensor([list(tokens)], device=model.device)
+    keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
+    with torch.inference_mode():
+        output = model(ids, use_cache=False, **({"logits_to_keep": last + 1} if keeps else {}))
+    scores: torch.Tensor = output.logits[0, -last - 1 : -1].float()
+    return scores

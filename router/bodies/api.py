@@ -1,0 +1,168 @@
+"""What every body offers to the applications above it: submit, generate, inspect."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from osd.types import Assignment, FinishReason, Round
+
+Message = Mapping[str, Any]
+"""A chat message with ``role`` and ``content``, as the OpenAI API has it."""
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A finished answer and how it came about.
+
+    Attributes:
+        request_id: The id given at submission.
+        text: The answer, stop strings and special tokens removed.
+        token_ids: Every emitted token, the one that ended the answer included.
+        prompt_tokens: Length of the prompt in tokens.
+        finish_reason: Why it ended.
+        domain: The domain that served it.
+        assignment: The router's verdict.
+        rounds: Its propose-verify-commit rounds in order; prefill's own token is the first.
+        versions: Expert versions that served it, in order.
+        seconds: Its share of step time; ``total_seconds`` is wall time from arrival to end.
+        first_token_seconds: Wall time from arrival to the first token.
+        routing_wait: Seconds it waited for the router after prefill.
+        error: Why it failed, ``None`` unless ``finish_reason`` is ``error``.
+    """
+
+    request_id: str
+    text: str
+    token_ids: tuple[int, ...]
+    prompt_tokens: int
+    finish_reason: FinishReason
+    domain: str
+    assignment: Assignment
+    rounds: tuple[Round, ...] = ()
+    versions: tuple[int, ...] = ()
+    seconds: float = 0.0
+    total_seconds: float = 0.0
+    first_token_seconds: float = 0.0
+    routing_wait: float = 0.0
+    error: str | None = None
+
+    @property
+    def proposed(self) -> int:
+        """Draft tokens verified for this answer."""
+        return sum(r.proposed for r in self.rounds)
+
+    @property
+    def accepted(self) -> int:
+        """Draft tokens accepted for this answer."""
+        return sum(r.accepted for r in self.rounds)
+
+
+@dataclass(frozen=True)
+class Delta:
+    """A piece of an answer as it is generated; ``completion`` is set on the last one only."""
+
+    text: str
+    token_ids: tuple[int, ...] = ()
+    completion: Completion | None = None
+
+
+class Handle(Protocol):
+    """A submitted request."""
+
+    request_id: str
+
+    def result(self, timeout: float | None = None) -> Completion:
+        """Wait for the answer (seconds); ``TimeoutError`` if it takes longer.
+
+        An answer that failed raises the :class:`~drafts.errors.PolydraftError` it failed with.
+        """
+        ...
+
+    def stream(self) -> Iterator[Delta]:
+        """Pieces as they come; joined texts equal ``result().text``."""
+        ...
+
+    def cancel(self) -> None:
+        """Stop at the next step border and free the slot; harmless when already finished."""
+        ...
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """Overrides of the config for one run, as the command line offers them.
+
+    Attributes:
+        learn: False freezes memories, experts and domains.
+        k: Fixed speculation length; ``None`` takes the config's.
+        sources: Draft sources instead of the configured ones; ``()`` is plain decoding.
+        state_dir: State folder instead of the configured one; ``None`` takes the config's.
+        keep_state: False neither reads nor writes a state folder.
+        slots: Batch rows instead of the configured number.
+        seed: Seed of unseeded choices instead of the configured one.
+    """
+
+    learn: bool = True
+    k: int | None = None
+    sources: tuple[str, ...] | None = None
+    state_dir: str | None = None
+    keep_state: bool = True
+    slots: int | None = None
+    seed: int | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+class ServingEngine(Protocol):
+    """The facade that command line, HTTP service and replay stand on."""
+
+    @property
+    def model_name(self) -> str:
+        """Name of the target model, as ``/v1/models`` lists it."""
+        ...
+
+    @property
+    def ready(self) -> bool:
+        """Whether the engine is warm and its loop alive."""
+        ...
+
+    def submit(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Sequence[Message] | None = None,
+        domain: str | None = None,
+        store: bool = True,
+        request_id: str | None = None,
+        **sampling: Any,
+    ) -> Handle:
+        """Queue one request; ``sampling`` are the fields of :class:`osd.types.SamplingParams`.
+
+        A plain ``prompt`` is wrapped as one user message by ``template=True`` (the default of
+        :meth:`generate` and of the service's chat endpoint) or taken verbatim by ``template=False``.
+
+        Raises:
+            InvalidValueError: a bad parameter, an empty or over-long prompt.
+            UnknownNameError: ``domain`` is not registered; lists the known ones.
+            BusyError: the queue is full.
+        """
+        ...
+
+    def stats(self) -> dict[str, Any]:
+        """Statistics: ``overall``, ``domains``, ``routing``, ``learning``, ``events``, ``timeline``."""
+        ...
+
+    def domains(self) -> list[dict[str, Any]]:
+        """Registered domains with name, description, sources, draft version, buffer and counters."""
+        ...
+
+    def add_domain(self, name: str, *, description: str = "", examples: Sequence[str] = ()) -> None:
+        """Register a domain while serving."""
+        ...
+
+    def remove_domain(self, name: str) -> None:
+        """Forget a domain; running requests finish on what they began with."""
+        ...
+
+    def close(self) -> None:
+        """Finish running requests, save the state and stop. Idempotent."""
+        ...

@@ -1,0 +1,365 @@
+"""The embedded engine: target, drafts, router and learner of one deployment in this process."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+
+from drafts.errors import InvalidValueError, PolydraftError, UnknownNameError
+from drafts.kinds import names as kind_names
+from osd.ports import Observer
+from osd.serve.controller import StepCosts
+from osd.serve.engine import Engine as Core
+from osd.serve.engine import EngineSettings
+from osd.serve.load import load_target
+from osd.serve.row import Outcome, Submission
+from osd.serve.target import TargetModel
+from osd.types import BASE_DOMAIN, Event, FinishedRecord, GenerationRequest, SamplingParams
+from router.bodies.api import Completion, EngineOptions, Handle, Message
+from router.bodies.domains import DomainLife
+from router.bodies.handle import RequestHandle
+from router.bodies.loop import EngineLoop
+from router.bodies.memory_cost import LearningCost
+from router.bodies.parts import build_drafts
+from router.bodies.prompts import PromptBuilder
+from router.bodies.state import StateKeeper
+from router.config import PolydraftConfig, load_config
+from router.mind.router import Router
+from router.mind.stats import Stats
+
+log = logging.getLogger(__name__)
+
+COST_COUNTS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64)
+"""Token counts at which the cost of a target pass is measured at load."""
+
+EVIDENCE_K = 32
+"""Target probabilities kept per emitted position for distillation."""
+
+STUCK_SECONDS = 120.0
+"""A step that takes longer than this means the engine is not ready any more."""
+
+
+class Engine:
+    """Serves requests with routed drafts that learn; implements ``router.bodies.api.ServingEngine``.
+
+    Use :meth:`from_config`, and the engine as a context manager so that its state is saved::
+
+        with Engine.from_config("configs/demo.yaml") as engine:
+            print(engine.generate("What is 6 times 7?", max_tokens=32).text)
+
+    Args:
+        config: The deployment.
+        target: A loaded target, with its tokenizer.
+        tokenizer: The target's tokenizer.
+        options: Overrides for this run.
+    """
+
+    def __init__(
+        self,
+        config: PolydraftConfig,
+        target: TargetModel,
+        tokenizer: Any,
+        options: EngineOptions | None = None,
+    ) -> None:
+        options = options or EngineOptions()
+        self.config = config
+        self.options = options
+        self.target = target
+        self.tokenizer = tokenizer
+        self._ids = itertools.count()
+        self._closed = threading.Event()
+        state_dir = self._state_dir()
+        self.stats_of = Stats()
+        self.state = StateKeeper(state_dir, config.state)
+        self.parts = build_drafts(
+            config,
+            target,
+            tokenizer,
+            sources=self._sources(options.sources),
+            learn=options.learn,
+            versions_dir=None if state_dir is None else state_dir / "versions",
+            on_event=self._on_event,
+        )
+        self.router = Router(
+            config.router,
+            config.domains,
+            seed=config.seed if options.seed is None else options.seed,
+            births=options.learn,
+        )
+        limit = min(config.engine.max_length, target.max_positions)
+        self._prompts = PromptBuilder(tokenizer, limit)
+        self.core = Core(
+            target=target,
+            tokenizer=tokenizer,
+            assigner=self.router,
+            costs=StepCosts(target.measure_costs(COST_COUNTS)),
+            slots=options.slots or config.engine.slots,
+            max_length=limit,
+            queue=config.engine.queue,
+            drafter=self.parts.mixture,
+            on_event=self._on_event,
+            settings=EngineSettings(
+                prefill_chunk=config.engine.prefill_chunk,
+                max_depth=config.drafts.max_depth,
+            ),
+        )
+        self.costs = LearningCost(self.core, self.parts, self.router)
+        self.life = DomainLife(self)
+        self.state.restore(self)
+        self._apply_mode(self._sources(options.sources), options.learn, self._fixed_k(options.k))
+        self._loop = EngineLoop(self.core, lambda: self.state.housekeeping(self))
+        self._loop.start()
+
+    @classmethod
+    def from_config(
+        cls, config: str | Path | PolydraftConfig, options: EngineOptions | None = None
+    ) -> Engine:
+        """Load target, drafts and state of a deployment and start serving.
+
+        Args:
+            config: A config file, the name of a packaged one (``demo``), or a loaded config.
+            options: Overrides for this run.
+
+        Raises:
+            ConfigError: The file is not a valid config.
+            InvalidValueError: A model that cannot be served.
+            CheckpointError: Weights that cannot be used.
+        """
+        loaded = config if isinstance(config, PolydraftConfig) else load_config(config)
+        if loaded.engine.threads is not None:
+            torch.set_num_threads(loaded.engine.threads)
+        target, tokenizer = load_target(
+            loaded.target.model,
+            loaded.target.device,
+            loaded.target.dtype,
+            loaded.target.forward,
+            loaded.target.cache_dir,
+        )
+        return cls(loaded, target, tokenizer, options)
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def model_name(self) -> str:
+        """Name of the target model."""
+        return self.target.name
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Tokens that end an answer."""
+        return self.target.eos_token_ids
+
+    @property
+    def ready(self) -> bool:
+        """Whether the engine serves and its loop is not stuck."""
+        return (
+            not self._closed.is_set() and self._loop.alive and self._loop.seconds_since_beat < STUCK_SECONDS
+        )
+
+    def prompt_ids(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Sequence[Message] | None = None,
+        template: bool = True,
+    ) -> tuple[int, ...]:
+        """Token ids of a prompt exactly as :meth:`submit` makes them."""
+        return self._prompts.build(prompt, messages, template)[0]
+
+    def submit(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Sequence[Message] | None = None,
+        domain: str | None = None,
+        store: bool = True,
+        request_id: str | None = None,
+        template: bool = True,
+        **sampling: Any,
+    ) -> Handle:
+        """Queue one request; see :meth:`router.bodies.api.ServingEngine.submit`.
+
+        ``max_tokens`` beyond what the slot can hold is cut to what fits, and the answer then ends with
+        ``finish_reason`` ``length``.
+        """
+        params = sampling_params(sampling)
+        if domain is not None:
+            self.router.check_domain(domain)
+        ids, text = self._prompts.build(prompt, messages, template)
+        room = self._prompts.limit - len(ids)
+        if params.max_tokens > room:
+            params = params.model_copy(update={"max_tokens": room})
+        request = GenerationRequest(
+            request_id=request_id or f"{next(self._ids)}-{uuid.uuid4().hex[:8]}",
+            prompt_ids=ids,
+            sampling=params,
+            routing_text=text,
+            domain=domain,
+            store=store,
+        )
+        handle = RequestHandle(request.request_id, self.core.intake.cancel)
+        self.core.intake.put(Submission(request, handle.push, handle.finish))
+        return handle
+
+    def generate(
+        self,
+        prompts: str | Sequence[str] | Sequence[Sequence[Message]],
+        **sampling: Any,
+    ) -> Completion | list[Completion]:
+        """Answer one prompt, or several at once; results in the order of the prompts.
+
+        Args:
+            prompts: A user message, a list of them, or a list of conversations.
+            sampling: Fields of :class:`osd.types.SamplingParams`, and those of :meth:`submit`.
+
+        Raises:
+            PolydraftError: The first request that failed.
+        """
+        if isinstance(prompts, str):
+            return self.submit(prompts, **sampling).result()
+        handles = []
+        for item in prompts:
+            if isinstance(item, str):
+                handles.append(self.submit(item, **sampling))
+            else:
+                handles.append(self.submit(messages=item, **sampling))
+        return [handle.result() for handle in handles]
+
+    def reference(self) -> Any:
+        """The plain Hugging Face model of the target (same weights), for ``model.generate``."""
+        return self.target.reference
+
+    def set_mode(self, *, sources: tuple[str, ...] | None, learn: bool, k: int | None) -> None:
+        """Switch drafts and learning at a step border, no request running.
+
+        Args:
+            sources: Sources to use of those built, ``None`` for all, ``()`` for plain decoding.
+            learn: Whether memories, experts, router and statistics take what is served.
+            k: Fixed speculation length; ``None`` lets the controller choose.
+        """
+
+        def switch() -> None:
+            if self.core.rows or len(self.core.intake):
+                raise InvalidValueError("mode", "switch while requests run", "wait until they have finished")
+            self._apply_mode(self._sources(sources), learn, self._fixed_k(k))
+
+        self.core.call(switch).result()
+
+    def _apply_mode(self, sources: tuple[str, ...], learn: bool, fixed_k: int | None) -> None:
+        learn = learn and self.options.learn
+        mixture, scheduler = self.parts.mixture, self.parts.scheduler
+        mixture.learn = learn
+        mixture.only = None if sources == self._sources(None) else frozenset(sources)
+        speculate = bool(sources) and fixed_k != 0
+        self.core.drafter = mixture if speculate else None
+        self.core.settings.fixed_k = fixed_k
+        observers: list[Observer] = [self.stats_of, self.life] if speculate or learn else []
+        if learn and scheduler is not None:
+            observers.append(scheduler)
+        if learn:
+            observers.append(self.router)
+        self.core.observers = observers
+        self.core.worker = scheduler if learn else None
+        self.core.settings.evidence_k = EVIDENCE_K if learn and scheduler is not None else 0
+
+    def stats(self) -> dict[str, Any]:
+        """Statistics since the state was empty; see ``router.mind.stats``."""
+        report = self.stats_of.as_dict()
+        report["learning"] = self.costs.as_dict()
+        report["routing"] = {**report.get("routing", {}), **self.router.figures()}
+        for row in self.domains():
+            report["domains"].setdefault(row["name"], {}).update(row)
+        return report
+
+    def domains(self) -> list[dict[str, Any]]:
+        """Domains with description, sources, version, memory and buffer; the base domain last."""
+        return self.life.rows()
+
+    def add_domain(self, name: str, *, description: str = "", examples: Sequence[str] = ()) -> None:
+        """Register a domain while serving; idempotent for equal arguments.
+
+        Raises:
+            InvalidValueError: A name that is taken, reserved or not allowed.
+        """
+        self.life.add(name, description, tuple(examples))
+
+    def remove_domain(self, name: str) -> None:
+        """Forget a domain; its running requests finish on what they began with.
+
+        Raises:
+            UnknownNameError: No such domain.
+            InvalidValueError: The base domain cannot be removed.
+        """
+        self.life.remove(name)
+
+    def close(self) -> None:
+        """Finish running requests, save the state and stop. Idempotent."""
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        self._loop.stop()
+        self.router.close()
+        self.state.close(self)
+
+    def _on_event(self, event: Event) -> None:
+        log.info("%s %s: %s %s", event.kind, event.domain, event.reason, event.numbers)
+        self.stats_of.add_event(event)
+        self.state.event(event)
+
+    def _state_dir(self) -> Path | None:
+        if not self.options.keep_state:
+            return None
+        if self.options.state_dir is not None:
+            return Path(self.options.state_dir)
+        return self.config.state.dir
+
+    def _sources(self, sources: tuple[str, ...] | None) -> tuple[str, ...]:
+        chosen = tuple(self.config.drafts.sources) if sources is None else tuple(sources)
+        for name in chosen:
+            if name not in kind_names():
+                raise UnknownNameError("sources", name, kind_names())
+        return chosen
+
+    def _fixed_k(self, k: int | None) -> int | None:
+        if k is not None:
+            return k
+        return None if self.config.engine.k == "auto" else int(self.config.engine.k)
+
+
+def sampling_params(values: dict[str, Any]) -> SamplingParams:
+    """Decoding parameters from keyword arguments.
+
+    Raises:
+        InvalidValueError: An unknown or impossible one, named with its value and what is allowed.
+    """
+    if isinstance(values.get("stop"), str):
+        values = {**values, "stop": (values["stop"],)}
+    try:
+        return SamplingParams(**{key: value for key, value in values.items() if value is not None})
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        allowed = first["msg"]
+        if first["type"] == "extra_forbidden":
+            allowed = f"one of {', '.join(SamplingParams.model_fields)}"
+        raise InvalidValueError(field, first["input"], allowed) from error

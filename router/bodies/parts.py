@@ -1,0 +1,182 @@
+"""Builds the drafting side of a deployment from its config: sources, bank, registry, learner, mixture."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from drafts import kinds
+from drafts.bank import ExpertBank
+from drafts.errors import InvalidValueError, UnknownNameError
+from drafts.kinds.base import Source
+from drafts.kinds.eagle import EagleSource
+from drafts.kinds.lookup import LookupSource
+from drafts.kinds.ngram import NgramSource
+from drafts.mixture import Mixture
+from drafts.registry import Registry
+from drafts.trunk import Trunk
+from drafts.versions import VersionFollower
+from osd.learn.head import EagleHead
+from osd.learn.scheduler import LearningScheduler
+from osd.serve.target import TargetModel
+from osd.types import BASE_DOMAIN, Event
+from router.config import DomainConfig, PolydraftConfig
+
+log = logging.getLogger(__name__)
+
+EMBEDDED = "embedded"
+
+
+@dataclass
+class DraftParts:
+    """Everything that proposes or learns; engine-independent."""
+
+    mixture: Mixture
+    registry: Registry
+    scheduler: LearningScheduler | None = None
+    bank: ExpertBank | None = None
+    ngram: NgramSource | None = None
+
+    def add_domain(self, name: str) -> None:
+        """Serve a domain with every source; its expert begins as a copy of the base domain's.
+
+        Called on the engine's thread, or before it runs. A known domain keeps what it has.
+        """
+        self.mixture.add_domain(name, parent=BASE_DOMAIN)
+        if self.scheduler is not None:
+            self.scheduler.add_domain(name)
+        if self.bank is not None and name not in self.registry.domains():
+            if BASE_DOMAIN in self.registry.domains():
+                self.registry.clone(BASE_DOMAIN, name)
+            else:
+                self.registry.publish(name, self.bank.tensors(name), reason="born as the trunk")
+
+    def drop_domain(self, name: str) -> None:
+        """Forget a domain's memory, expert, versions and buffer."""
+        self.mixture.drop_domain(name)
+        if self.scheduler is not None:
+            self.scheduler.drop_domain(name)
+        if name in self.registry.domains():
+            self.registry.drop(name)
+
+
+def build_drafts(
+    config: PolydraftConfig,
+    target: TargetModel,
+    tokenizer: Any,
+    *,
+    sources: Sequence[str],
+    learn: bool,
+    versions_dir: Path | None,
+    on_event: Callable[[Event], None],
+) -> DraftParts:
+    """Sources named by ``sources``, their experts, the registry and, if ``learn``, the learner.
+
+    Raises:
+        UnknownNameError: A source that does not exist.
+        InvalidValueError: A draft that does not fit the target.
+        CheckpointError: A trunk file that cannot be used.
+    """
+    registry = Registry(versions_dir, keep=config.drafts.keep_versions)
+    parts = DraftParts(Mixture({}, learn=learn), registry)
+    built: dict[str, Source] = {}
+    own_models = [domain for domain in config.domains if domain.draft is not None]
+    for name in [*sources, *(["model"] if own_models and "model" not in sources else [])]:
+        if name not in kinds.names():
+            raise UnknownNameError("drafts.sources", name, kinds.names())
+        source = _build_source(name, config, target, tokenizer, own_models)
+        if source is not None:
+            built[name] = source
+    eagle = built.get("eagle")
+    if isinstance(eagle, EagleSource):
+        parts.bank = eagle.bank
+        head = EagleHead(eagle.trunk, eagle.bank, eagle.embedding, eagle.output)
+        if learn and config.learn.enabled:
+            parts.scheduler = LearningScheduler(head, registry, config.learn, on_event)
+    ngram = built.get("ngram")
+    parts.ngram = ngram if isinstance(ngram, NgramSource) else None
+    versions = None if parts.bank is None else VersionFollower(registry, parts.bank)
+    parts.mixture = Mixture(built, _domain_sources(config, sources, list(built)), versions, learn)
+    for domain in (BASE_DOMAIN, *(item.name for item in config.domains)):
+        parts.add_domain(domain)
+    parts.mixture.swap()
+    return parts
+
+
+def _domain_sources(
+    config: PolydraftConfig, sources: Sequence[str], built: list[str]
+) -> dict[str, tuple[str, ...]]:
+    """Sources of every domain that differs from the default, and of the base domain."""
+    default = tuple(name for name in sources if name in built)
+    chosen = {BASE_DOMAIN: default}
+    for domain in config.domains:
+        names = tuple(name for name in domain.sources or default if name in built)
+        if domain.draft is not None:
+            names = (*names, *(() if "model" in names else ("model",)))
+        chosen[domain.name] = names
+    return chosen
+
+
+def _build_source(
+    name: str,
+    config: PolydraftConfig,
+    target: TargetModel,
+    tokenizer: Any,
+    own_models: Sequence[DomainConfig],
+) -> Source | None:
+    if name == "lookup":
+        return LookupSource(config.drafts.lookup)
+    if name == "ngram":
+        return NgramSource(config.drafts.ngram, base=BASE_DOMAIN)
+    if name == "eagle":
+        return _build_eagle(config, target)
+    if name == "model":
+        return _build_model(config, tokenizer, own_models)
+    return kinds.source_class(name)()
+
+
+def _build_eagle(config: PolydraftConfig, target: TargetModel) -> EagleSource | None:
+    """The head over its trunk; left out, loudly, where the shipped trunk belongs to another target."""
+    path = config.drafts.eagle.trunk
+    if path == EMBEDDED:
+        if target.name != EMBEDDED:
+            log.warning(
+                "drafts.sources: eagle is left out, since the shipped trunk was trained for the embedded "
+                "target and not for %s; train one (polydraft trunk) and name it in drafts.eagle.trunk",
+                target.name,
+            )
+            return None
+        with resources.as_file(resources.files("drafts") / "data" / "trunk.safetensors") as file:
+            trunk = Trunk.load(file)
+    else:
+        trunk = Trunk.load(Path(path))
+    if trunk.shape.feature_layers != target.feature_layers:
+        raise InvalidValueError(
+            "drafts.eagle.trunk", path, f"a trunk that reads target layers {target.feature_layers}"
+        )
+    trunk = trunk.to(target.device)
+    return EagleSource(
+        trunk=trunk,
+        bank=ExpertBank(trunk, rank=config.drafts.eagle.rank),
+        embedding=target.embedding,
+        output_weight=target.output_weight,
+        window=config.drafts.eagle.window,
+        max_depth=config.drafts.eagle.max_depth,
+    )
+
+
+def _build_model(
+    config: PolydraftConfig, tokenizer: Any, own_models: Sequence[DomainConfig]
+) -> Source | None:
+    from drafts.kinds.model import DraftModel, ModelSource
+
+    shared = config.drafts.model
+    source = ModelSource(None if shared is None else DraftModel.load(shared, tokenizer))
+    for domain in own_models:
+        assert domain.draft is not None
+        source.attach(domain.name, DraftModel.load(domain.draft, tokenizer))
+    return source

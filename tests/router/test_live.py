@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from router.app.live import LiveListener, print_summary
+from router.app.provenance import provenance
+from router.app.replay import ReplaySettings, replay
+from tests.router.fakes import FakeEngine
+from tests.router.test_replay import traffic
+
+
+def shown(*, live: bool, terminal: bool) -> str:
+    engine = FakeEngine()
+    text = io.StringIO()
+    console = Console(file=text, force_terminal=terminal, width=120, highlight=False)
+    answer = engine.answer
+
+    def answer_with_a_birth(prompt: str) -> str:
+        if prompt == "math 3":
+            reason = "24 alike requests fit no domain"
+            birth = {"kind": "birth", "domain": "weather", "reason": reason, "numbers": {}, "time": 9e9}
+            engine.events.append(birth)
+        return answer(prompt)
+
+    engine.answer = answer_with_a_birth
+    with LiveListener(console, live=live) as listener:
+        settings = ReplaySettings(max_tokens=20, compare=("plain", "generate"), compare_limit=4, verify=2)
+        result = replay(engine, traffic(12), settings, listener=listener)
+    print_summary(console, result)
+    return text.getvalue()
+
+
+def test_births_are_printed_with_their_reason_as_they_happen() -> None:
+    for live, terminal in ((True, True), (False, False)):
+        text = shown(live=live, terminal=terminal)
+        assert text.count("24 alike requests fit no domain") == 1
+        assert "birth · weather" in text
+
+
+def test_the_live_table_shows_domains_and_the_summary_the_three_speeds_and_the_check() -> None:
+    text = shown(live=True, terminal=True)
+    for word in ("domain", "acceptance", "tokens/s", "version", "memory", "math", "tokens 12"):
+        assert word in text
+    for word in (
+        "model.generate",
+        "this engine, plain",
+        "polydraft",
+        "lossless: 2 answers checked, 0 mismatched",
+    ):
+        assert word in text
+
+
+def test_provenance_names_what_is_needed_to_run_it_again() -> None:
+    origin = provenance(7, ["polydraft", "replay", "a file"], config="c.yaml")
+    assert origin["command"] == "polydraft replay 'a file'"
+    assert origin["seed"] == 7
+    assert origin["config"] == "c.yaml"
+    assert {"commit", "versions", "machine"} <= set(origin)
+    assert "torch" in origin["versions"]
+    assert origin["machine"]["cores"] >= 1
