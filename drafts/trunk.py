@@ -216,6 +216,7 @@ class Trunk:
         tensors["token_ids"] = self.token_ids.to("cpu", torch.int32)
         part = path.with_suffix(".part")
         save_file(tensors, part, metadata={"format": FORMAT, "shape": json.dumps(asdict(self.shape))})
+        part.chmod(0o644)
         part.replace(path)
 
     @classmethod

@@ -57,7 +57,7 @@ class GuardConfig(_Config):
         default=0.0,
         ge=-1.0,
         le=1.0,
-        description="Least gain in held-back agreement for an update to be published.",
+        description="Least gain in held-back overlap for an update to be published.",
     )
     watch_records: int = Field(
         default=24,
@@ -93,7 +93,14 @@ class LearnConfig(_Config):
     update_every: int = Field(
         default=8, ge=1, description="Newly scored records of a domain that make it due for an update."
     )
-    steps: int = Field(default=24, ge=1, le=100_000, description="Optimiser steps per update.")
+    steps: int = Field(default=32, ge=1, le=100_000, description="Most optimiser steps per update.")
+    passes: float = Field(
+        default=1.0,
+        gt=0.0,
+        le=1000.0,
+        description="Positions drawn per update, as a multiple of those that arrived since the last one. "
+        "More than about one pass over few records learns them by heart.",
+    )
     positions_per_step: int = Field(default=32, ge=1, le=65536, description="Positions per optimiser step.")
     loss: Literal["forward_kl", "reverse_kl", "jensen_shannon", "total_variation"] = Field(
         default="forward_kl", description="Distillation loss."
@@ -109,7 +116,19 @@ class LearnConfig(_Config):
         le=1.0,
         description="With focus weighted, weight of positions the expert had right.",
     )
-    rate: float = Field(default=1e-3, gt=0.0, le=1.0, allow_inf_nan=False, description="AdamW learning rate.")
+    rate: float = Field(
+        default=5e-4,
+        gt=0.0,
+        le=1.0,
+        allow_inf_nan=False,
+        description="AdamW learning rate of the output deltas.",
+    )
+    inner_factor: float = Field(
+        default=0.2, ge=0.0, le=100.0, description="Rate of the MLP deltas, as a multiple of rate."
+    )
+    bias_factor: float = Field(
+        default=6.0, ge=0.0, le=100.0, description="Rate of the output bias, as a multiple of rate."
+    )
     clip: float = Field(
         default=1.0, gt=0.0, allow_inf_nan=False, description="Norm the gradient is clipped to."
     )

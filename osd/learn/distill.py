@@ -10,6 +10,7 @@ import torch
 
 from drafts.bank import Expert
 from osd.learn.config import BufferConfig
+from osd.learn.guard import Scores
 from osd.learn.head import TrainableHead
 from osd.learn.losses import SparseTarget, total_variation
 from osd.learn.record import BufferRecord
@@ -110,18 +111,18 @@ def is_right(logits: torch.Tensor, emitted: torch.Tensor, token_ids: torch.Tenso
 
 
 @torch.no_grad()
-def score(head: TrainableHead, record: BufferRecord, expert: Expert, to_draft: torch.Tensor) -> torch.Tensor:
-    """Expected acceptance of the expert's first token at each position, float ``[P]``.
+def score(head: TrainableHead, record: BufferRecord, expert: Expert, to_draft: torch.Tensor) -> Scores:
+    """How the expert's first token does at each position of a record.
 
-    Greedy requests: 1 where the argmax is the emitted token. Sampled ones: 1 - TV(p, q), the bound that the
-    drafter-invariant acceptance follows (DESIGN.md, Verification).
+    A sampled request's emitted tokens are not what an argmax should hit: there both scores are the overlap.
     """
     device = to_draft.device
     logits = head.logits(record.hidden.to(device).float(), expert)
-    if record.greedy:
-        return is_right(logits, record.emitted.to(device), head.token_ids).float()
     target = SparseTarget.from_evidence(record.top_ids.to(device), record.top_logprobs.to(device), to_draft)
-    return 1.0 - total_variation(logits, target)
+    overlap = 1.0 - total_variation(logits, target)
+    if not record.greedy:
+        return Scores(overlap, overlap)
+    return Scores(is_right(logits, record.emitted.to(device), head.token_ids).float(), overlap)
 
 
 @dataclass(frozen=True)

@@ -31,11 +31,13 @@ class DomainLearning:
 
     Attributes:
         buffer: Its distillation buffer.
-        learner: Training state, ``None`` before the first update and after a rejection.
+        learner: Training state, ``None`` before the first update and after one that made things
+            clearly worse; an update that merely is not better yet is trained on.
         learner_version: Version that the training state continues.
         watch: Running comparison of the version served now with the one before.
         live: Agreement by version.
         since_update: Records scored since the last update began.
+        positions_since_update: Their positions that may be trained on.
         newest: The record scored last.
     """
 
@@ -45,6 +47,7 @@ class DomainLearning:
     watch: Watch | None = None
     live: dict[int, Agreement] = field(default_factory=dict)
     since_update: int = 0
+    positions_since_update: int = 0
     newest: BufferRecord | None = None
     _served: tuple[int, Expert] | None = None
 
@@ -56,7 +59,8 @@ class DomainLearning:
         live.records += 1
         self.since_update += 1
         self.newest = record
-        self.buffer.add(record)
+        if not self.buffer.add(record):
+            self.positions_since_update += record.size
 
     def follow(self, version: int, expert: Expert) -> None:
         """Notice that another version is served, whoever published it, and begin to watch it."""

@@ -5,7 +5,48 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+import torch
+
 from drafts.bank import Expert
+
+
+@dataclass(frozen=True)
+class Scores:
+    """How one expert does at P positions, float ``[P]`` each.
+
+    Attributes:
+        agreement: 1 where the argmax is the emitted token: greedy acceptance itself, but coarse.
+        overlap: 1 - TV(p, q): acceptance of sampled requests (DESIGN.md, Verification), and a much less
+            noisy sign of progress for greedy ones.
+    """
+
+    agreement: torch.Tensor
+    overlap: torch.Tensor
+
+
+@dataclass
+class _Paired:
+    """Sums of one score of two experts at the same positions."""
+
+    served: float = 0.0
+    candidate: float = 0.0
+    squares: float = 0.0
+    positions: int = 0
+
+    def add(self, served: torch.Tensor, candidate: torch.Tensor) -> None:
+        self.served += float(served.sum())
+        self.candidate += float(candidate.sum())
+        self.squares += float(((candidate - served) ** 2).sum())
+        self.positions += len(served)
+
+    @property
+    def gain(self) -> float:
+        return (self.candidate - self.served) / max(1, self.positions)
+
+    @property
+    def error(self) -> float:
+        n = max(1, self.positions)
+        return math.sqrt(max(0.0, self.squares / n - self.gain**2) / n)
 
 
 @dataclass(frozen=True)
@@ -14,38 +55,47 @@ class Verdict:
 
     Attributes:
         accepted: Whether the candidate may be published.
+        hopeless: Whether it agrees less often by more than two standard errors, so that training on is no
+            use.
         served: Mean agreement of the served version.
         candidate: Mean agreement of the candidate.
+        overlap_gain: Gain in mean overlap.
         positions: Positions compared.
     """
 
     accepted: bool
+    hopeless: bool
     served: float
     candidate: float
+    overlap_gain: float
     positions: int
 
 
-@dataclass
 class Comparison:
     """Candidate against served, paired position by position, fed record by record."""
 
-    served_sum: float = 0.0
-    candidate_sum: float = 0.0
-    positions: int = 0
+    def __init__(self) -> None:
+        self._agreement = _Paired()
+        self._overlap = _Paired()
 
-    def add(self, served_sum: float, candidate_sum: float, positions: int) -> None:
-        """Agreement summed over one record's positions."""
-        self.served_sum += served_sum
-        self.candidate_sum += candidate_sum
-        self.positions += positions
+    def add(self, served: Scores, candidate: Scores) -> None:
+        """Scores of both at one record's positions."""
+        self._agreement.add(served.agreement, candidate.agreement)
+        self._overlap.add(served.overlap, candidate.overlap)
 
     def verdict(self, margin: float) -> Verdict:
-        """Accepted if the mean gain is at least ``margin``; an infinite or missing score never is."""
-        if not self.positions:
-            return Verdict(False, 0.0, 0.0, 0)
-        served, candidate = self.served_sum / self.positions, self.candidate_sum / self.positions
-        accepted = math.isfinite(candidate) and candidate - served >= margin
-        return Verdict(accepted, served, candidate, self.positions)
+        """Accepted if overlap gains at least ``margin`` and agreement falls by no more than its noise.
+
+        The noise is one standard error; a score that is missing or not finite is never accepted.
+        """
+        agreement, overlap = self._agreement, self._overlap
+        n = agreement.positions
+        if not n:
+            return Verdict(False, False, 0.0, 0.0, 0.0, 0)
+        finite = math.isfinite(agreement.gain) and math.isfinite(overlap.gain)
+        accepted = finite and overlap.gain >= margin and agreement.gain >= -agreement.error
+        hopeless = not finite or agreement.gain < -2.0 * agreement.error
+        return Verdict(accepted, hopeless, agreement.served / n, agreement.candidate / n, overlap.gain, n)
 
 
 @dataclass

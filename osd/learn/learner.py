@@ -44,9 +44,9 @@ class ExpertLearner:
         self.masters = {
             n: t.detach().float().clone().requires_grad_(True) for n, t in weights_of(served).items()
         }
-        rates = [{"params": list(self.masters.values())}]
+        groups = [{"params": [tensor], "lr": self._rate(name)} for name, tensor in self.masters.items()]
         self.optimiser = torch.optim.AdamW(
-            rates, lr=self.config.rate, betas=(0.9, 0.95), weight_decay=0.0, foreach=True
+            groups, lr=self.config.rate, betas=(0.9, 0.95), weight_decay=0.0, foreach=True
         )
         self.keep()
 
@@ -96,6 +96,12 @@ class ExpertLearner:
         """A copy of the masters with the id table, as the bank loads it."""
         weights = {name: tensor.detach().clone() for name, tensor in self.masters.items()}
         return {**weights, TABLE: self.table}
+
+    def _rate(self, name: str) -> float:
+        """Rate of one tensor: with few records the output learns best, the MLP slower, the bias faster."""
+        if name == "output_bias":
+            return self.config.rate * self.config.bias_factor
+        return self.config.rate * (1.0 if name.startswith("output") else self.config.inner_factor)
 
     def _weights(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Weight of each position by the configured focus, float ``[N]``."""

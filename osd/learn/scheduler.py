@@ -176,7 +176,9 @@ class LearningScheduler:
         self.counts["scored"] += 1
         domain.follow(version, expert)
         if domain.watch is not None:
-            self._watch(item.domain, domain, float(score(self.head, record, expert, self._to_draft).mean()))
+            self._watch(
+                item.domain, domain, float(score(self.head, record, expert, self._to_draft).agreement.mean())
+            )
         return True
 
     def _watch(self, name: str, domain: DomainLearning, served_score: float) -> None:
@@ -185,7 +187,7 @@ class LearningScheduler:
         assert watch is not None
         newest = domain.newest
         assert newest is not None
-        before = float(score(self.head, newest, watch.expert, self._to_draft).mean())
+        before = float(score(self.head, newest, watch.expert, self._to_draft).agreement.mean())
         watch.gains.append(served_score - before)
         if watch.has_fallen(guard.min_watch_records, guard.rollback_z):
             mean = sum(watch.gains) / len(watch.gains)
@@ -227,6 +229,7 @@ class LearningScheduler:
         numbers: dict[str, float] = {
             "served": verdict.served,
             "candidate": verdict.candidate,
+            "overlap_gain": verdict.overlap_gain,
             "positions": verdict.positions,
         }
         if version != update.version:
@@ -234,7 +237,8 @@ class LearningScheduler:
         elif update.failures:
             self._reject(update.name, f"{update.failures} steps were not finite", numbers)
         elif not verdict.accepted:
-            update.domain.learner = None
+            if verdict.hopeless:
+                update.domain.learner = None
             self._reject(update.name, "worse than the served version on held-back positions", numbers)
         else:
             reason = f"held-back agreement {verdict.served:.3f} -> {verdict.candidate:.3f}"
@@ -277,4 +281,5 @@ class LearningScheduler:
         version = self.registry.current(name)
         if version is None or not version.tensors:
             return self.head.served(name), 0
-        return version.tensors, version.number
+        device = self._to_draft.device
+        return {n: t.to(device) for n, t in version.tensors.items()}, version.number

@@ -14,7 +14,7 @@ from osd.learn.learner import ExpertLearner
 
 
 class Update:
-    """``config.steps`` optimiser steps on the buffer, then the guard's comparison record by record.
+    """At most ``config.steps`` optimiser steps on the buffer, then the guard's comparison record by record.
 
     Args:
         head: The draft.
@@ -45,10 +45,11 @@ class Update:
         self.failures = 0
         self.candidate: Expert = {}
         self._to_draft = to_draft
-        self._steps_left = config.steps
+        drawn = config.passes * domain.positions_since_update
+        self._steps_left = min(config.steps, max(1, round(drawn / config.positions_per_step)))
         self._comparison = Comparison()
         self._held = list(domain.buffer.held)
-        domain.since_update = 0
+        domain.since_update = domain.positions_since_update = 0
         if domain.learner is None or domain.learner_version != version:
             domain.learner = ExpertLearner(head, served, config)
             domain.learner_version = version
@@ -72,7 +73,7 @@ class Update:
         record = self._held.pop()
         served = score(self.head, record, self.served, self._to_draft)
         mine = score(self.head, record, self.candidate, self._to_draft)
-        self._comparison.add(float(served.sum()), float(mine.sum()), record.size)
+        self._comparison.add(served, mine)
         return True
 
     def verdict(self) -> Verdict:

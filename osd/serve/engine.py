@@ -31,8 +31,6 @@ log = logging.getLogger(__name__)
 IDLE_WAIT = 0.05
 """Seconds the idle engine sleeps before it looks again for background work."""
 
-NO_VERDICT = Verdict((), 0, 0, ())
-
 
 @dataclass
 class EngineSettings:
@@ -258,7 +256,7 @@ class Engine:
         verdicts: dict[int, Verdict] = {}
         for index, row, result in zip(verifying, rows, results, strict=True):
             if isinstance(result, PolydraftError):
-                self._end(row, FinishReason.ERROR, result)
+                row.finish, row.error = FinishReason.ERROR, result
             else:
                 verdicts[index] = result
         return verdicts
@@ -272,7 +270,7 @@ class Engine:
     ) -> None:
         kept_logits: list[tuple[Row, list[int]]] = []
         for index, (row, item) in enumerate(batch):
-            if row not in self.rows:
+            if row.error is not None:
                 continue
             if index not in verifying:
                 row.processed += len(item.tokens)
@@ -352,9 +350,10 @@ class Engine:
             row.seconds += seconds * len(item.tokens) / tokens
 
     def _retire(self) -> None:
+        """End finished and failed rows; only now, since ending one moves others to new slots."""
         for row in [row for row in self.rows if row.finish is not None]:
             assert row.finish is not None
-            self._end(row, row.finish)
+            self._end(row, row.finish, row.error)
 
     def _end(self, row: Row, reason: FinishReason, error: PolydraftError | None = None) -> None:
         """Free the row's slot, hand its record to whoever learns or waits."""

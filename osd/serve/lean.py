@@ -19,7 +19,7 @@ from osd.serve.attention import Attention
 from osd.serve.cache import SlotCache
 from osd.serve.facts import adopt_facts, checked_length
 from osd.serve.layout import PassLayout
-from osd.serve.products import ProductPlan
+from osd.serve.products import Matrix, ProductPlan
 from osd.serve.target import PassOutput, PassRow, TargetModel
 
 LEAN_TYPES = ("llama", "mistral", "qwen2", "qwen3", "gemma")
@@ -57,15 +57,15 @@ class LeanLayer:
     """Weights of one decoder layer, projections that share an input fused into one matrix."""
 
     input_norm: Tensor
-    qkv: Tensor
+    qkv: Matrix
     qkv_bias: Tensor | None
     head_norm: Tensor | None
-    attn_out: Tensor
+    attn_out: Matrix
     attn_out_bias: Tensor | None
     mlp_norm: Tensor
-    gate_up: Tensor
+    gate_up: Matrix
     gate_up_bias: Tensor | None
-    down: Tensor
+    down: Matrix
     down_bias: Tensor | None
 
 
@@ -77,13 +77,13 @@ class LeanTarget(TargetModel):
             both share storage.
         name: What it was loaded from.
         feature_layers: See :class:`~osd.serve.target.TargetModel`.
-        plan: Chosen matrix products; timed here if ``None``.
+        budget: Seconds to spend on choosing matrix products by timing.
     """
 
     forward_kind = "lean"
 
     def __init__(
-        self, model: Any, *, name: str, feature_layers: Sequence[int] | None, plan: ProductPlan | None = None
+        self, model: Any, *, name: str, feature_layers: Sequence[int] | None, budget: float = 3.0
     ) -> None:
         adopt_facts(self, model, name, feature_layers)
         config = model.config
@@ -104,16 +104,17 @@ class LeanTarget(TargetModel):
         with torch.no_grad():
             self._layers = [self._fuse(layer) for layer in model.model.layers]
             self._final_norm = self._norm_weight(model.model.norm)
-        self.plan = plan or ProductPlan(self.weights())
+        self._output = Matrix(self.output_weight)
+        self.plan = ProductPlan(self.weights(), budget=budget)
 
-    def weights(self) -> dict[str, list[Tensor]]:
+    def weights(self) -> dict[str, list[Matrix]]:
         """The matrices of a pass by role, for timing."""
         return {
             "qkv": [layer.qkv for layer in self._layers],
             "attn_out": [layer.attn_out for layer in self._layers],
             "gate_up": [layer.gate_up for layer in self._layers],
             "down": [layer.down for layer in self._layers],
-            "output": [self.output_weight],
+            "output": [self._output],
         }
 
     def make_cache(self, slots: int, max_length: int, keep_features: bool) -> SlotCache:
@@ -171,7 +172,7 @@ class LeanTarget(TargetModel):
         if layout.logit_tokens is not None:
             h = h[layout.logit_tokens]
         output_product = product("output", layout.logit_count)
-        logits = output_product(self._norm(h, self._final_norm), self.output_weight)
+        logits = output_product(self._norm(h, self._final_norm), self._output)
         return PassOutput(logits.float(), layout.offsets)
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
@@ -204,15 +205,15 @@ class LeanTarget(TargetModel):
         gate_up, gate_up_bias = _join([mlp.gate_proj, mlp.up_proj])
         return LeanLayer(
             input_norm=self._norm_weight(layer.input_layernorm),
-            qkv=qkv,
+            qkv=Matrix(qkv),
             qkv_bias=qkv_bias,
             head_norm=head_norm,
-            attn_out=attn.o_proj.weight.detach(),
+            attn_out=Matrix(attn.o_proj.weight.detach()),
             attn_out_bias=_bias(attn.o_proj),
             mlp_norm=self._norm_weight(layer.post_attention_layernorm),
-            gate_up=gate_up,
+            gate_up=Matrix(gate_up),
             gate_up_bias=gate_up_bias,
-            down=mlp.down_proj.weight.detach(),
+            down=Matrix(mlp.down_proj.weight.detach()),
             down_bias=_bias(mlp.down_proj),
         )
 

@@ -70,6 +70,7 @@ class Row:
     settled: bool = False
     cancelled: bool = False
     finish: FinishReason | None = None
+    error: PolydraftError | None = None
 
     @property
     def request(self) -> GenerationRequest:

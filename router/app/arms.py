@@ -29,6 +29,11 @@ class ReplayEngine(ServingEngine, Protocol):
         ...
 
     @property
+    def max_length(self) -> int:
+        """Most tokens of prompt and answer together."""
+        ...
+
+    @property
     def eos_token_ids(self) -> frozenset[int]:
         """Tokens that end an answer."""
         ...
@@ -153,8 +158,9 @@ class GenerateArm:
                 ids = self.engine.prompt_ids(messages=item.messages)
             except InvalidValueError:
                 continue
+            room = min(self.max_tokens, self.engine.max_length - len(ids))
             begin = time.perf_counter()
-            answers[item.index] = self._generate(ids, self.max_tokens, request_seed(self.seed, item.index))
+            answers[item.index] = self._generate(ids, room, request_seed(self.seed, item.index))
             each[item.index] = time.perf_counter() - begin
         return ArmRun(answers, sum(each.values()), each)
 

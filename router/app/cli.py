@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated
 
@@ -61,6 +62,7 @@ app.command("setup", hidden=True)(serve.setup)
 
 def main() -> None:
     """Run the command; a user's mistake is one message on stderr and exit code 2, never a traceback."""
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     try:
         app()
     except PolydraftError as error:

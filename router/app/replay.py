@@ -11,12 +11,16 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from drafts.errors import InvalidValueError
-from router.app.arms import Arm, EngineArm, GenerateArm, ReplayEngine
+from router.app.arms import Arm, ArmRun, EngineArm, GenerateArm, ReplayEngine
 from router.app.compare import SPECULATIVE, Comparison, block_size, sample, split_blocks
 from router.app.inflight import Served
-from router.app.summary import event_dict, output_line, summarise
+from router.app.summary import LearningShare, event_dict, output_line, summarise
 from router.app.traffic import TrafficItem
 from router.app.verify_replay import Verification, require_greedy, verify
+
+
+LOOK_EVERY = 1.0
+"""Seconds between two looks at the engine's events and domains, in every arm alike."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,7 @@ class Listener(Protocol):
         ...
 
     def domains(self, rows: Sequence[dict[str, Any]]) -> None:
-        """The engine's own view of its domains, at most twice a second."""
+        """The engine's own view of its domains, about once a second."""
         ...
 
 
@@ -111,6 +115,24 @@ class Silent:
 
 
 @dataclass
+class Measured:
+    """The speculating arm, with the engine's learning figures read before and after every block."""
+
+    arm: EngineArm
+    share: LearningShare
+
+    def warm_up(self) -> None:
+        """Nothing: the engine warms up at load."""
+
+    def run(self, block: Sequence[TrafficItem]) -> ArmRun:
+        """Serve the block."""
+        before = self.arm.engine.stats().get("learning", {})
+        result = self.arm.run(block)
+        self.share.add(before, self.arm.engine.stats().get("learning", {}))
+        return result
+
+
+@dataclass
 class Replay:
     """One replay. Use :func:`replay`."""
 
@@ -122,6 +144,7 @@ class Replay:
     _output: Any = None
     _seen: set[str] = field(default_factory=set)
     _looked: float = 0.0
+    _share: LearningShare = field(default_factory=LearningShare)
 
     def run(self, items: Sequence[TrafficItem], provenance: dict[str, Any]) -> dict[str, Any]:
         """Serve, compare, check and summarise."""
@@ -150,6 +173,7 @@ class Replay:
             domains=[str(row["name"]) for row in engine.domains()],
             stats_before=before,
             stats_after=after,
+            share=self._share,
             started=self.started,
             compare=comparison.as_dict(),
             verify=checked.as_dict(),
@@ -161,18 +185,17 @@ class Replay:
         ours = self._engine_arm(
             {"sources": settings.sources, "learn": not settings.freeze, "k": settings.k},
             on_served=self._on_served,
-            on_tick=self._on_tick,
         )
         first, compared = list(items), list(items)[:0]
         if settings.compare:
             first, compared = sample(items, settings.compare_limit, settings.seed)
         if first:
             self.listener.phase("replay", len(first))
-            ours.run(first)
+            Measured(ours, self._share).run(first)
         if compared:
             blocks = split_blocks(compared, block_size(len(compared), settings.concurrency))
             self.listener.phase("compare", len(blocks))
-            arms: dict[str, Arm] = {SPECULATIVE: ours}
+            arms: dict[str, Arm] = {SPECULATIVE: Measured(ours, self._share)}
             for name in settings.compare:
                 arms[name] = self._baseline(name)
             comparison.run(arms, blocks, lambda done, total: self.listener.advance(done))
@@ -187,6 +210,7 @@ class Replay:
     def _engine_arm(self, mode: dict[str, Any], **options: Any) -> EngineArm:
         settings = self.settings
         sampling = {"max_tokens": settings.max_tokens, "temperature": settings.temperature}
+        options = {"on_tick": self._on_tick, **options}
         return EngineArm(self.engine, mode, settings.concurrency, settings.seed, sampling, **options)
 
     def _on_served(self, item: Served) -> None:
@@ -198,7 +222,7 @@ class Replay:
 
     def _on_tick(self, force: bool = False) -> None:
         now = time.monotonic()
-        if not force and now - self._looked < 0.5:
+        if not force and now - self._looked < LOOK_EVERY:
             return
         self._looked = now
         for event in map(event_dict, self.engine.stats().get("events", ())):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from typing import Any
 
 from osd.types import Tally
@@ -87,9 +87,32 @@ def routing(served: Sequence[Served]) -> dict[str, Any]:
     }
 
 
-def learning(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+@dataclass
+class LearningShare:
+    """Learning's share of busy time over the speculating run alone.
+
+    The engine's own figure also covers the time it spent as a baseline of a comparison, in which
+    nothing is learned: that would make the share look smaller than it is.
+    """
+
+    learning: float = 0.0
+    busy: float = 0.0
+
+    def add(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+        """Count what the engine's learning figures gained between two looks."""
+        for name, amount in after.get("seconds_by_part", {}).items():
+            self.learning += amount - before.get("seconds_by_part", {}).get(name, 0.0)
+        self.busy += after.get("busy_seconds", 0.0) - before.get("busy_seconds", 0.0)
+
+
+def learning(
+    before: Mapping[str, Any], after: Mapping[str, Any], share: LearningShare | None = None
+) -> dict[str, Any]:
     """The ``learning`` part: counters of this run only, also when the state is older than it."""
     result = {**after, "share_of_busy_time": float(after.get("share_of_busy_time", 0.0))}
+    if share is not None and share.busy > 0:
+        result["share_of_busy_time"] = share.learning / share.busy
+        result["busy_seconds"] = share.busy
     for name in LEARNING_COUNTERS:
         result[name] = int(after.get(name, 0)) - int(before.get(name, 0))
     return result
@@ -108,6 +131,7 @@ def summarise(
     domains: Sequence[str],
     stats_before: Mapping[str, Any],
     stats_after: Mapping[str, Any],
+    share: LearningShare,
     started: float,
     compare: Mapping[str, Any],
     verify: Mapping[str, Any],
@@ -119,6 +143,7 @@ def summarise(
         served: Results of the speculating run in order of completion.
         domains: Registered domains, listed also when nothing was served by them.
         stats_before: ``engine.stats()`` at the start of the run; ``stats_after`` at its end.
+        share: Learning's share of the speculating run.
         started: Unix time of the start: earlier events belong to an older run.
         compare: Result of the comparison, empty without one.
         verify: Result of the lossless check.
@@ -141,7 +166,7 @@ def summarise(
         "compare": dict(compare),
         "verify": dict(verify),
         "routing": routing(served),
-        "learning": learning(stats_before.get("learning", {}), stats_after.get("learning", {})),
+        "learning": learning(stats_before.get("learning", {}), stats_after.get("learning", {}), share),
         "events": [event for event in events if event.get("time", started) >= started],
         "timeline": {name: curves.get(name, []) for name in names},
         "failed": [

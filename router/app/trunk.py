@@ -153,7 +153,7 @@ def main(
     train(trunk, model.embedding.float(), model.output_weight.float(), training, held, config, report)
     trunk.save(out)
     command = f"python -m router.app.trunk --epochs {epochs} --draft-vocab {draft_vocab} --seed {seed}"
-    facts = provenance_of(answers, trunk, target, config, reports, held, command)
+    facts = provenance_of(answers, Trunk.load(out), target, config, reports, held, command)
     out.with_name(TRUNK_PROVENANCE).write_text(json.dumps(facts, indent=1) + "\n")
     console.print(f"wrote {out}")
 

@@ -94,7 +94,7 @@ def _check_one(
             f"request {served.item.index}: {completion.prompt_tokens} != {len(prompt)} prompt tokens"
         )
     answer = completion.token_ids
-    ending = _wrong_ending(completion, engine.eos_token_ids, max_tokens)
+    ending = _wrong_ending(completion, engine.eos_token_ids, max_tokens, engine.max_length)
     faults: list[dict[str, Any]] = [] if ending is None else [{"reason": ending}]
     if answer:
         scores = _scores(model, (*prompt, *answer), len(answer))
@@ -114,8 +114,11 @@ def _check_one(
         result.mismatches.append({"index": served.item.index, **faults[0]})
 
 
-def _wrong_ending(completion: Completion, eos: frozenset[int], max_tokens: int) -> str | None:
-    """Why the end of a greedy answer without stop strings is wrong, ``None`` if it is right."""
+def _wrong_ending(completion: Completion, eos: frozenset[int], max_tokens: int, limit: int) -> str | None:
+    """Why the end of a greedy answer without stop strings is wrong, ``None`` if it is right.
+
+    ``limit`` is the most tokens that prompt and answer may have together.
+    """
     answer = completion.token_ids
     if any(token in eos for token in answer[:-1]):
         return "goes on past an end token"
@@ -124,8 +127,8 @@ def _wrong_ending(completion: Completion, eos: frozenset[int], max_tokens: int) 
     ended = bool(answer) and answer[-1] in eos
     if completion.finish_reason == FinishReason.STOP and not ended:
         return "stopped without an end token"
-    if not answer:
-        return "empty"
+    if not ended and len(answer) < max_tokens and completion.prompt_tokens + len(answer) < limit:
+        return f"ended before {max_tokens} tokens without an end token"
     return None
 
 

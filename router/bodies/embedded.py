@@ -5,9 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-import time
 import uuid
-from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -16,25 +14,26 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 
-from drafts.errors import InvalidValueError, PolydraftError, UnknownNameError
+from drafts.errors import InvalidValueError, UnknownNameError
 from drafts.kinds import names as kind_names
 from osd.ports import Observer
 from osd.serve.controller import StepCosts
 from osd.serve.engine import Engine as Core
 from osd.serve.engine import EngineSettings
 from osd.serve.load import load_target
-from osd.serve.row import Outcome, Submission
+from osd.serve.row import Submission
 from osd.serve.target import TargetModel
-from osd.types import BASE_DOMAIN, Event, FinishedRecord, GenerationRequest, SamplingParams
+from osd.types import Event, GenerationRequest, SamplingParams
 from router.bodies.api import Completion, EngineOptions, Handle, Message
 from router.bodies.domains import DomainLife
 from router.bodies.handle import RequestHandle
+from router.bodies.learning_cost import LearningCost
 from router.bodies.loop import EngineLoop
-from router.bodies.memory_cost import LearningCost
 from router.bodies.parts import build_drafts
 from router.bodies.prompts import PromptBuilder
 from router.bodies.state import StateKeeper
 from router.config import PolydraftConfig, load_config
+from router.mind.birth import Birth
 from router.mind.router import Router
 from router.mind.stats import Stats
 
@@ -91,11 +90,12 @@ class Engine:
             versions_dir=None if state_dir is None else state_dir / "versions",
             on_event=self._on_event,
         )
-        self.router = Router(
+        self.router = Router.from_config(
             config.router,
             config.domains,
-            seed=config.seed if options.seed is None else options.seed,
-            births=options.learn,
+            learn=options.learn,
+            on_birth=self._on_birth,
+            on_event=self._on_event,
         )
         limit = min(config.engine.max_length, target.max_positions)
         self._prompts = PromptBuilder(tokenizer, limit)
@@ -115,11 +115,12 @@ class Engine:
             ),
         )
         self.costs = LearningCost(self.core, self.parts, self.router)
-        self.life = DomainLife(self)
+        self.life = DomainLife(self.core, self.parts, self.router)
         self.state.restore(self)
         self._apply_mode(self._sources(options.sources), options.learn, self._fixed_k(options.k))
-        self._loop = EngineLoop(self.core, lambda: self.state.housekeeping(self))
+        self._loop = EngineLoop(self.core, self.costs.charge)
         self._loop.start()
+        self.state.start(self)
 
     @classmethod
     def from_config(
@@ -168,6 +169,11 @@ class Engine:
     def eos_token_ids(self) -> frozenset[int]:
         """Tokens that end an answer."""
         return self.target.eos_token_ids
+
+    @property
+    def max_length(self) -> int:
+        """Most tokens of prompt and answer together."""
+        return self.core.max_length
 
     @property
     def ready(self) -> bool:
@@ -273,7 +279,7 @@ class Engine:
         speculate = bool(sources) and fixed_k != 0
         self.core.drafter = mixture if speculate else None
         self.core.settings.fixed_k = fixed_k
-        observers: list[Observer] = [self.stats_of, self.life] if speculate or learn else []
+        observers: list[Observer] = [self.stats_of, self.state] if speculate or learn else []
         if learn and scheduler is not None:
             observers.append(scheduler)
         if learn:
@@ -283,12 +289,11 @@ class Engine:
         self.core.settings.evidence_k = EVIDENCE_K if learn and scheduler is not None else 0
 
     def stats(self) -> dict[str, Any]:
-        """Statistics since the state was empty; see ``router.mind.stats``."""
-        report = self.stats_of.as_dict()
+        """Statistics since the state was empty; see :class:`router.mind.stats.Stats`."""
+        extras = {str(row["name"]): row for row in self.domains()}
+        report = self.stats_of.snapshot(extras, list(extras))
         report["learning"] = self.costs.as_dict()
-        report["routing"] = {**report.get("routing", {}), **self.router.figures()}
-        for row in self.domains():
-            report["domains"].setdefault(row["name"], {}).update(row)
+        report["k"] = {"step_ms": self.core.costs.as_dict(), "drift": self.core.costs.drift}
         return report
 
     def domains(self) -> list[dict[str, Any]]:
@@ -320,6 +325,9 @@ class Engine:
         self._loop.stop()
         self.router.close()
         self.state.close(self)
+
+    def _on_birth(self, birth: Birth) -> None:
+        self.life.born(birth)
 
     def _on_event(self, event: Event) -> None:
         log.info("%s %s: %s %s", event.kind, event.domain, event.reason, event.numbers)

@@ -1,54 +1,166 @@
-"""What survives a restart besides weights: memories and distillation buffers, as safetensors."""
+"""What survives a restart: domains, events and statistics in SQLite, memories and buffers as files."""
 
 from __future__ import annotations
 
 import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Protocol
 
-import torch
-
-from drafts.checkpoint import clean_leftovers, load_tensors, save_tensors
-from drafts.errors import CheckpointError
+from drafts.errors import PolydraftError
+from osd.serve.engine import Engine as Core
+from osd.types import Event, FinishedRecord
+from router.bodies.parts import DraftParts
+from router.storage import Storage
+from router.bodies.tensor_folder import TensorFolder, Tensors
+from router.config import StateConfig
+from router.mind.router import Router
+from router.mind.stats import Stats
 
 log = logging.getLogger(__name__)
 
-Tensors = dict[str, torch.Tensor]
+
+class Engine(Protocol):
+    """The parts of a body that have state."""
+
+    core: Core
+    parts: DraftParts
+    router: Router
+    stats_of: Stats
 
 
-class TensorFolder:
-    """One safetensors file per domain in a folder; a file that cannot be read is set aside.
+class StateKeeper:
+    """Restores a state folder and keeps it up to date from a thread of its own.
+
+    Statistics and events are written every ``stats_every_seconds``, router, memories and buffers every
+    ``memory_every_seconds``, one domain at a time and only where something was learned. Draft versions
+    are the registry's, which writes them before they are served. A write that fails is logged and
+    counted, and serving goes on.
 
     Args:
-        folder: The folder; made if missing.
+        folder: The state folder; ``None`` keeps nothing.
+        config: How often to write.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
-        clean_leftovers(folder)
+    def __init__(self, folder: Path | None, config: StateConfig) -> None:
+        self.config = config
+        self.failures = 0
+        self._storage = None if folder is None else Storage(folder)
+        self._memories = None if folder is None else TensorFolder(folder / "memories")
+        self._buffers = None if folder is None else TensorFolder(folder / "buffers")
+        self._events: deque[Event] = deque()
+        self._records: deque[FinishedRecord] = deque()
+        self._sizes: dict[str, object] = {}
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
 
-    def save(self, domain: str, tensors: Tensors) -> None:
-        """Write a domain's tensors atomically; an empty state removes the file."""
-        if tensors:
-            save_tensors(self._path(domain), tensors, {"domain": domain})
-        else:
-            self.remove(domain)
+    def restore(self, engine: Engine) -> None:
+        """Bring back what was saved; before the engine's thread runs."""
+        if self._storage is None or self._memories is None or self._buffers is None:
+            return
+        stats = self._storage.load_stats()
+        if stats is not None:
+            engine.stats_of.load_state(stats)
+        engine.router.load_state(self._storage.load_router())
+        for domain in engine.router.domains():
+            engine.parts.add_domain(domain.name)
+        known = set(engine.router.names())
+        if engine.parts.ngram is not None:
+            memories = self._memories.load()
+            engine.parts.ngram.load_state({name: t for name, t in memories.items() if name in known})
+        if engine.parts.scheduler is not None:
+            buffers = self._buffers.load()
+            engine.parts.scheduler.load_state({name: t for name, t in buffers.items() if name in known})
+        engine.parts.mixture.swap()
 
-    def remove(self, domain: str) -> None:
-        """Remove a domain's file."""
-        self._path(domain).unlink(missing_ok=True)
+    def start(self, engine: Engine) -> None:
+        """Begin to write in the background."""
+        if self._storage is not None:
+            self._thread = threading.Thread(target=self._run, args=(engine,), name="state", daemon=True)
+            self._thread.start()
 
-    def load(self) -> dict[str, Tensors]:
-        """All readable files by domain. A damaged one is renamed ``*.corrupt`` and logged."""
-        found: dict[str, Tensors] = {}
-        for path in sorted(self.folder.glob("*.safetensors")):
-            try:
-                found[path.stem] = load_tensors(path)[0]
-            except CheckpointError as error:
-                aside = path.with_suffix(".corrupt")
-                path.replace(aside)
-                log.warning("%s; it was set aside as %s and starts empty", error, aside.name)
-        return found
+    def event(self, event: Event) -> None:
+        """Queue an event for the log."""
+        if self._storage is not None:
+            self._events.append(event)
 
-    def _path(self, domain: str) -> Path:
-        return self.folder / f"{domain}.safetensors"
+    def take(self, record: FinishedRecord) -> None:
+        """Queue a finished request for the log, which holds none of its text (an ``Observer``)."""
+        if self._storage is not None:
+            self._records.append(record)
+
+    def close(self, engine: Engine) -> None:
+        """Write everything a last time, when the engine's thread has ended, and let go of the folder."""
+        if self._storage is None:
+            return
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+        self._guarded(lambda: self._save_stats(engine))
+        self._guarded(lambda: self._save_rest(engine, lambda work: work()))
+        self._storage.close()
+
+    def _run(self, engine: Engine) -> None:
+        rest = time.monotonic()
+        while not self._stop.wait(self.config.stats_every_seconds):
+            self._guarded(lambda: self._save_stats(engine))
+            if time.monotonic() - rest >= self.config.memory_every_seconds:
+                self._guarded(lambda: self._save_rest(engine, lambda work: engine.core.call(work).result(60)))
+                rest = time.monotonic()
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except (PolydraftError, OSError, TimeoutError) as error:
+            self.failures += 1
+            log.error("state was not saved: %s", error)
+
+    def _save_stats(self, engine: Engine) -> None:
+        assert self._storage is not None
+        events, records = list(self._events), list(self._records)
+        if not events and not records:
+            return
+        self._storage.append_events(events)
+        self._storage.append_requests(records)
+        self._storage.save_stats(engine.stats_of.state())
+        for _ in events:
+            self._events.popleft()
+        for _ in records:
+            self._records.popleft()
+
+    def _save_rest(self, engine: Engine, on_engine: Callable[[Callable[[], Tensors]], Tensors]) -> None:
+        """Router, memories and buffers; tensors are copied on the engine's thread, written on this one."""
+        assert self._storage is not None
+        assert self._memories is not None
+        assert self._buffers is not None
+        self._storage.save_router(engine.router.state())
+        ngram, scheduler = engine.parts.ngram, engine.parts.scheduler
+        if ngram is not None:
+            sizes = {d: ngram.describe(d).get("tokens", 0) for d in engine.router.names()}
+            self._save_changed("memory", self._memories, sizes, ngram.domain_state, on_engine)
+        if scheduler is not None:
+            learning = dict(scheduler.domains)
+            scored = {name: domain.buffer.arrived for name, domain in learning.items()}
+            self._save_changed(
+                "buffer", self._buffers, scored, lambda name: learning[name].buffer.state(), on_engine
+            )
+
+    def _save_changed(
+        self,
+        kind: str,
+        folder: TensorFolder,
+        sizes: Mapping[str, object],
+        state: Callable[[str], Tensors],
+        on_engine: Callable[[Callable[[], Tensors]], Tensors],
+    ) -> None:
+        for domain, size in sizes.items():
+            if self._sizes.get(f"{kind}/{domain}") != size:
+                folder.save(domain, on_engine(lambda domain=domain: state(domain)))  # type: ignore[misc]
+                self._sizes[f"{kind}/{domain}"] = size
+        for path in folder.folder.glob("*.safetensors"):
+            if path.stem not in sizes:
+                folder.remove(path.stem)
+

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,7 +10,7 @@ from sklearn.cluster import AgglomerativeClustering
 
 from osd.types import Event
 from router.config import BirthConfig
-from router.mind.classify import Classifier
+from router.mind.classify import Classifier, Density
 from router.mind.embed import Vector
 from router.mind.prototype import cohesion
 from router.mind.unknown import PoolItem
@@ -62,10 +63,13 @@ class Group:
     kinship: float
 
 
-def needed_cohesion(classifier: Classifier) -> float:
-    """Similarity that a new domain must have: half way from everyday requests to a usual domain."""
-    background, usual = classifier.density()
-    return 0.5 * (background + usual)
+def needed_cohesion(density: Density, size: int) -> float:
+    """Similarity that ``size`` requests must have to be a domain.
+
+    Half way from everyday requests to a usual domain, and two standard errors more, since the group
+    was picked as the densest of many: chance makes small groups look dense.
+    """
+    return 0.5 * (density.by_chance + density.usual) + 2.0 * density.spread / math.sqrt(size)
 
 
 def find_group(vectors: Vector, classifier: Classifier, config: BirthConfig) -> Group | None:
@@ -78,29 +82,27 @@ def find_group(vectors: Vector, classifier: Classifier, config: BirthConfig) -> 
     count = len(vectors)
     if count < max(2, config.min_requests):
         return None
-    needed = needed_cohesion(classifier)
-    distance = 1.0 - needed
-    labels = (
-        AgglomerativeClustering(
-            n_clusters=None, metric="cosine", linkage="average", distance_threshold=distance
-        )
-        .fit(vectors)
-        .labels_
+    density = classifier.density()
+    distance = 1.0 - 0.5 * (density.by_chance + density.usual)
+    clustering = AgglomerativeClustering(
+        n_clusters=None, metric="cosine", linkage="average", distance_threshold=distance
     )
+    labels = clustering.fit(vectors).labels_
     names, sizes = np.unique(labels, return_counts=True)
     members = np.flatnonzero(labels == names[sizes.argmax()])
+    needed = needed_cohesion(density, len(members))
     group = vectors[members]
-    density = cohesion(group)
+    found = cohesion(group)
     share = len(members) / count
-    if len(members) < config.min_requests or share < config.min_share or density < needed:
+    if len(members) < config.min_requests or share < config.min_share or found < needed:
         return None
     mean = group.mean(axis=0)
     typical_first = members[np.argsort(-(group @ mean), kind="stable")]
-    nearest, kinship = _nearest(group, classifier, needed)
-    return Group(tuple(int(i) for i in typical_first), density, needed, share, nearest, kinship)
+    nearest, kinship = _nearest(group, classifier, density.usual)
+    return Group(tuple(int(i) for i in typical_first), found, needed, share, nearest, kinship)
 
 
-def _nearest(group: Vector, classifier: Classifier, needed: float) -> tuple[str | None, float]:
+def _nearest(group: Vector, classifier: Classifier, usual: float) -> tuple[str | None, float]:
     """The domain whose mean points most in the group's direction, and by how much.
 
     The cosine of the two means, their lengths estimated without the pairs of a vector with itself:
@@ -111,7 +113,7 @@ def _nearest(group: Vector, classifier: Classifier, needed: float) -> tuple[str 
     for name, prototype in classifier.prototypes.items():
         if prototype.is_empty:
             continue
-        theirs = cohesion(prototype.anchors) if len(prototype.anchors) > 1 else needed
+        theirs = cohesion(prototype.anchors) if len(prototype.anchors) > 1 else usual
         kinship = float(mean @ prototype.anchors.mean(axis=0)) / float(np.sqrt(own * max(theirs, 0.05)))
         if best[0] is None or kinship > best[1]:
             best = (name, kinship)

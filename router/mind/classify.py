@@ -34,6 +34,21 @@ class Verdict:
     known: bool
 
 
+@dataclass(frozen=True)
+class Density:
+    """Cosine similarity of pairs of requests.
+
+    Attributes:
+        by_chance: Mean in the background.
+        spread: Standard deviation in the background.
+        usual: Mean within a usual domain.
+    """
+
+    by_chance: float
+    spread: float
+    usual: float
+
+
 NO_DOMAIN = Verdict(None, 0.0, None, False)
 """The verdict on a blank text, and on any text while no domain is registered."""
 
@@ -46,11 +61,11 @@ class Classifier:
     The nearest domain is the one of greatest margin. It is believed if the margin reaches the
     domain's threshold, which comes from data: a quarter of the way from the 95th percentile of the
     background's own margins to the mean margin of the domain's examples, each against a prototype
-    that does not contain it. Confidence is the logistic of the margin, 0.5 at the threshold and 0.95
-    at a typical example.
+    that does not contain it. Confidence is the logistic of the margin, 0.5 at the threshold and about
+    0.95 at a typical example (the slope is shrunk half way to the mean of all domains).
 
     Args:
-        background: Unit vectors ``[m, d]`` of requests that belong to no domain.
+        background: Unit vectors ``[m, d]``, at least two, of requests that belong to no domain.
         unknown_threshold: Confidence below which a request is unknown; ``None`` is 0.5, which is
             the threshold from data.
         traffic_weight: See :class:`Prototype`.
@@ -70,7 +85,11 @@ class Classifier:
         self.traffic_weight = traffic_weight
         self.prototypes: dict[str, Prototype] = {}
         self.rejected_vectors = 0
+        self.revision = 0
         self._refinements = 0
+        pairs = (background @ background.T)[~np.eye(len(background), dtype=bool)].reshape(len(background), -1)
+        self._by_chance, self._chance_spread = float(pairs.mean()), float(pairs.std())
+        self._neighbours = float(pairs.max(axis=1).mean())
         self._base_mean = background.mean(axis=0)
         self._base_offset = 0.5 * float(self._base_mean @ self._base_mean)
         self.refit()
@@ -111,20 +130,19 @@ class Classifier:
         if self._refinements % _REFIT_EVERY == 0:
             self.refit()
 
-    def density(self) -> tuple[float, float]:
-        """Cohesion of the background, and of a usual domain (what a new domain is measured by).
+    def density(self) -> Density:
+        """How similar requests are to each other, by chance and within a domain.
 
-        The latter is shrunk towards the similarity of nearest neighbours in the background, which
+        A usual domain is shrunk towards the similarity of nearest neighbours in the background, which
         stands in for two domains, so that it is defined without any domain.
         """
-        similar = self.background @ self.background.T
-        np.fill_diagonal(similar, -1.0)
-        neighbours = float(similar.max(axis=1).mean()) if len(similar) > 1 else 0.0
         known = [cohesion(p.anchors) for p in self.prototypes.values() if len(p.anchors) >= 3]
-        return cohesion(self.background), (sum(known) + 2 * neighbours) / (len(known) + 2)
+        usual = (sum(known) + 2 * self._neighbours) / (len(known) + 2)
+        return Density(self._by_chance, self._chance_spread, usual)
 
     def refit(self) -> None:
         """Prototypes as a matrix, and each domain's threshold and scale from examples and background."""
+        self.revision += 1
         self._names = [name for name, p in self.prototypes.items() if not p.is_empty]
         if not self._names:
             return
@@ -137,7 +155,8 @@ class Classifier:
         typical = np.where(np.isfinite(typical), typical, pooled)
         self._thresholds = strangers + _TOWARDS_EXAMPLES * (typical - strangers)
         reach = np.log(_TYPICAL_CONFIDENCE / (1.0 - _TYPICAL_CONFIDENCE))
-        self._scales = np.maximum((typical - self._thresholds) / reach, _LEAST_SCALE)
+        own = np.maximum((typical - self._thresholds) / reach, _LEAST_SCALE)
+        self._scales = 0.5 * (own + own.mean())
 
     def _margins(self, vectors: Vector) -> Vector:
         """Margins ``[n, domains]`` of unit vectors ``[n, d]``."""

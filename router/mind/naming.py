@@ -8,9 +8,12 @@ from collections.abc import Collection, Sequence
 import numpy as np
 from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS, CountVectorizer
 
+from router.mind.instruction import views
+
 _TERM = r"(?u)\b[^\W\d_]{3,}\b"
 _SAME_STEM = 4
-_LEAST_SHARE = 0.1
+_LEAST_SHARE = 0.2
+_STOP_WORDS = [*ENGLISH_STOP_WORDS, "did", "does", "doing", "don", "please", "want"]
 _FALLBACK = "topic"
 
 
@@ -20,10 +23,11 @@ def characteristic_terms(texts: Sequence[str], others: Sequence[Sequence[str]], 
     Class-based TF-IDF (Grootendorst, BERTopic, arXiv 2203.05794, section 3.3): each group is one
     document; a term's frequency in ``texts`` times log(1 + A / f), f its frequency in all groups and
     A the mean number of terms a group. Weighted by the root of the share of texts that hold the
-    term, so that one odd prompt names nothing. Of terms with one stem only the best is kept.
+    term, so that one odd prompt names nothing. Of a long prompt only its instruction counts. Of terms
+    with one stem only the best is kept.
     """
-    groups = [list(texts), *(list(group) for group in others if group)]
-    counter = CountVectorizer(lowercase=True, stop_words=list(ENGLISH_STOP_WORDS), token_pattern=_TERM)
+    groups = [[views(text)[-1] for text in group] for group in (texts, *others) if group]
+    counter = CountVectorizer(lowercase=True, stop_words=_STOP_WORDS, token_pattern=_TERM)
     try:
         table = counter.fit_transform([text for group in groups for text in group])
     except ValueError:

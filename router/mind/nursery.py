@@ -30,6 +30,7 @@ class Nursery:
         self.config = config
         self.pool = UnknownPool(config.window)
         self._classifier = classifier
+        self._revision = classifier.revision
 
     def take(self, item: PoolItem, domains: Sequence[Domain], room: bool) -> Birth | Event | None:
         """Add an unknown request and see whether a group has formed.
@@ -45,7 +46,10 @@ class Nursery:
         self.pool.add(item)
         if not self.config.enabled:
             return None
-        self.pool.remove(i for i, old in enumerate(self.pool) if self._classifier.classify(old.vector).known)
+        if self._classifier.revision != self._revision:
+            self._revision = self._classifier.revision
+            known = [self._classifier.classify(old.vector).known for old in self.pool]
+            self.pool.remove(index for index, is_known in enumerate(known) if is_known)
         group = find_group(self.pool.vectors, self._classifier, self.config)
         if group is None:
             return None

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from drafts.bank import expert_logits, expert_mlp
+from drafts.data import TRUNK, TRUNK_PROVENANCE
 from drafts.errors import CheckpointError
 from drafts.product import FORMS, TimedProduct
 from drafts.trunk import Trunk
@@ -80,8 +83,30 @@ def test_every_product_form_equals_the_plain_one() -> None:
 
 def test_a_timed_product_gives_the_same_head() -> None:
     trunk, (_, output) = tiny_trunk(), matrices()
-    hidden = torch.randn(3, 16)
-    plain = expert_logits(trunk, output[trunk.token_ids], expert_mlp(trunk, hidden, None), None)
-    trunk.product = TimedProduct([*trunk.matrices(), output[trunk.token_ids]])
-    timed = expert_logits(trunk, output[trunk.token_ids], expert_mlp(trunk, hidden, None), None)
+    hidden, output = torch.randn(3, 16), output[trunk.token_ids]
+    plain = expert_logits(trunk, output, expert_mlp(trunk, hidden, None), None)
+    trunk.product = TimedProduct([*trunk.matrices(), output], int8=False)
+    timed = expert_logits(trunk, output, expert_mlp(trunk, hidden, None), None)
     torch.testing.assert_close(plain, timed)
+
+
+def test_eight_bit_products_are_close_and_never_used_where_a_gradient_is_needed() -> None:
+    x, weight = torch.randn(3, 64), torch.randn(48, 64)
+    product = TimedProduct([weight])
+    exact = x @ weight.T
+    assert (product.in_int8(x, weight) - exact).abs().max() < 0.03 * exact.abs().max()
+    product.table[weight.shape] = [product.in_int8] * 33
+    wanted = x.clone().requires_grad_(True)
+    assert torch.equal(product(wanted, weight), torch.nn.functional.linear(wanted, weight))
+    other = torch.randn(48, 64)
+    assert torch.equal(product.in_int8(x, other), torch.nn.functional.linear(x, other))
+
+
+def test_a21_the_shipped_trunk_loads_and_its_provenance_names_it() -> None:
+    loaded = Trunk.load(TRUNK)
+    facts = json.loads(TRUNK.with_name(TRUNK_PROVENANCE).read_text())
+    assert facts["fingerprint"] == loaded.fingerprint()
+    assert facts["draft_vocabulary"] == len(loaded.token_ids) == 8192
+    assert 2 in loaded.token_ids
+    assert TRUNK.stat().st_size < 12_000_000
+    assert not re.search(r'"/|[A-Z]:\\\\', TRUNK.with_name(TRUNK_PROVENANCE).read_text())

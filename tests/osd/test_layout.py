@@ -27,7 +27,9 @@ def test_a25_positions_are_counted_per_row_and_by_depth_in_a_tree() -> None:
 
 
 def test_logit_rows_follow_the_rows_given() -> None:
-    packed = layout(PassRow(0, 0, [1, 2, 3], logits_from=3), PassRow(1, 0, [4, 5], logits_from=1), PassRow(2, 0, [6]))
+    packed = layout(
+        PassRow(0, 0, [1, 2, 3], logits_from=3), PassRow(1, 0, [4, 5], logits_from=1), PassRow(2, 0, [6])
+    )
     assert packed.offsets == [0, 0, 1]
     assert packed.logit_tokens is not None
     assert packed.logit_tokens.tolist() == [4, 5]

@@ -40,7 +40,7 @@ def test_fused_weights_leave_the_plain_model_as_it_was(kind: str) -> None:
 
 def test_plain_model_shares_the_fused_storage() -> None:
     target = make()
-    fused = target.weights()["qkv"][0]
+    fused = target.weights()["qkv"][0].plain
     query = target.reference.model.layers[0].self_attn.q_proj.weight
     assert query.untyped_storage().data_ptr() == fused.untyped_storage().data_ptr()
 
@@ -247,7 +247,7 @@ def test_bfloat16_stays_close_to_the_plain_model() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 def test_cuda_equals_the_plain_model() -> None:
     model = tiny_model("llama").to("cuda")
-    target = LeanTarget(model, name="cuda", feature_layers=None, plan=None)
+    target = LeanTarget(model, name="cuda", feature_layers=None)
     cache = target.make_cache(2, 64, keep_features=True)
     cache.acquire()
     cache.acquire()

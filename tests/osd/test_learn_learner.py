@@ -86,8 +86,8 @@ def test_training_raises_agreement_and_leaves_the_served_expert_alone() -> None:
     learner = ExpertLearner(head, served, LearnConfig(rate=1e-2))
     for _ in range(150):
         assert learner.step(all_rows(records)) is not None
-    after = sum(float(score(head, r, learner.candidate(), TO_DRAFT).mean()) for r in records) / 20
-    start = sum(float(score(head, r, served, TO_DRAFT).mean()) for r in records) / 20
+    after = sum(float(score(head, r, learner.candidate(), TO_DRAFT).agreement.mean()) for r in records) / 20
+    start = sum(float(score(head, r, served, TO_DRAFT).agreement.mean()) for r in records) / 20
     assert after > start + 0.5
     for name, tensor in served.items():
         assert torch.equal(tensor, before[name])
@@ -128,7 +128,7 @@ def test_a29_weights_that_leave_the_finite_are_restored_with_the_optimiser() -> 
     assert learner.step(batch) is None
     for name, tensor in learner.candidate().items():
         assert torch.equal(tensor, good[name])
-    assert learner.optimiser.param_groups[0]["lr"] == LearnConfig().rate
+    assert learner.optimiser.param_groups[0]["lr"] == LearnConfig().rate * LearnConfig().inner_factor
     assert learner.step(batch) is not None
 
 
@@ -189,7 +189,7 @@ def test_sampled_requests_score_one_minus_total_variation() -> None:
     head = tiny_head("math")
     record = scored(head, finished(1, temperature=0.7))
     assert not record.greedy
-    values = score(head, record, head.served("math"), TO_DRAFT)
+    values = score(head, record, head.served("math"), TO_DRAFT).agreement
     logits = head.logits(record.hidden.float(), head.served("math"))
     target = SparseTarget.from_evidence(record.top_ids, record.top_logprobs, TO_DRAFT)
     inside = target.index >= 0

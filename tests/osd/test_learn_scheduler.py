@@ -6,7 +6,7 @@ from drafts.registry import Registry
 from drafts.versions import VersionFollower
 from osd.learn.budget import Budget
 from osd.learn.config import BufferConfig, GuardConfig, LearnConfig
-from osd.learn.guard import Comparison, Watch
+from osd.learn.guard import Comparison, Scores, Watch
 from osd.learn.scheduler import LearningScheduler
 from osd.types import Event
 from tests.drafts.head_rig import SHAPE
@@ -22,6 +22,9 @@ class Rig:
         settings: dict[str, object] = {
             "rate": 1e-2,
             "steps": 40,
+            "passes": 20.0,
+            "inner_factor": 1.0,
+            "bias_factor": 1.0,
             "guard": GuardConfig(min_positions=20),
             "buffer": BufferConfig(hold_back=4),
             **options,
@@ -113,7 +116,7 @@ def test_a29_a_nan_that_reaches_the_buffer_rejects_the_update_and_restores_the_l
     for record in domain.buffer.training:
         record.hidden[:] = float("nan")
     published = rig.learning.counts["published"]
-    domain.since_update = 99
+    domain.since_update = domain.positions_since_update = 99
     rig.drain()
     assert rig.kinds()[-1] == "update_rejected"
     assert "not finite" in rig.events[-1].reason
@@ -229,12 +232,28 @@ def test_buffers_survive_a_restart() -> None:
 def test_guard_compares_paired_means() -> None:
     comparison = Comparison()
     assert not comparison.verdict(0.0).accepted
-    comparison.add(5.0, 6.0, 10)
-    comparison.add(5.0, 4.0, 10)
+    even, half = torch.tensor([1.0, 0.0] * 5), torch.full((10,), 0.5)
+    comparison.add(Scores(even, half), Scores(1.0 - even, half + 0.1))
+    assert comparison.verdict(0.1 - 1e-6).accepted
+    assert not comparison.verdict(0.11).accepted
+    comparison.add(Scores(even, half), Scores(torch.cat((torch.zeros(1), even[1:])), half + 0.1))
     assert comparison.verdict(0.0).accepted
-    assert not comparison.verdict(0.01).accepted
-    comparison.add(0.0, float("nan"), 1)
-    assert not comparison.verdict(-1.0).accepted
+    for _ in range(9):
+        comparison.add(Scores(even, half), Scores(torch.zeros(10), half + 0.1))
+    assert comparison.verdict(0.0).hopeless
+    assert not comparison.verdict(0.0).accepted
+    comparison.add(Scores(even, half), Scores(even, half * float("nan")))
+    verdict = comparison.verdict(-1.0)
+    assert verdict.hopeless
+    assert not verdict.accepted
+
+
+def test_guard_refuses_what_overlaps_less_even_if_it_agrees_as_often() -> None:
+    comparison = Comparison()
+    same, half = torch.ones(50), torch.full((50,), 0.5)
+    comparison.add(Scores(same, half), Scores(same, half - 0.01))
+    assert not comparison.verdict(0.0).accepted
+    assert not comparison.verdict(0.0).hopeless
 
 
 def test_a_watch_seldom_cries_wolf_and_soon_sees_a_real_fall() -> None:

@@ -15,7 +15,7 @@ from router.app.inflight import Served
 from router.app.traffic import TrafficItem, parse_traffic
 from router.app.verify_replay import verify
 from router.bodies.api import Completion
-from tests.router.fakes import EOS, VOCABULARY, FakeEngine
+from tests.router.fake_engine import EOS, VOCABULARY, FakeEngine
 
 ITEMS = parse_traffic(['{"prompt": "one two"}', '{"prompt": "three"}', '{"prompt": "four, five"}'])
 

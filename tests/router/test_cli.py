@@ -14,7 +14,7 @@ from drafts.errors import InvalidValueError
 from router.app import cli
 from router.app.commands.replay import parse_k, parse_sources
 from router.app.server import listen
-from tests.router.fakes import FakeEngine
+from tests.router.fake_engine import FakeEngine
 from tests.router.serving import live_server
 
 runner = CliRunner()

@@ -228,7 +228,10 @@ def test_bad_example_files_name_file_and_line(tmp_path):
 
 
 def test_a_domain_inherits_what_it_does_not_say_of_its_learner(tmp_path):
-    text = "learn:\n  rate: 0.01\n  buffer: {window: 99}\ndomains:\n  - {name: a, learner: {steps: 3}, buffer: {hold_back: 7}}\n"
+    text = (
+        "learn:\n  rate: 0.01\n  buffer: {window: 99}\n"
+        "domains:\n  - {name: a, learner: {steps: 3}, buffer: {hold_back: 7}}\n"
+    )
     domain = load_config(write(tmp_path, text), {}).domains[0]
     assert domain.learner is not None
     assert (domain.learner.rate, domain.learner.steps, domain.learner.buffer.window) == (0.01, 3, 99)

@@ -11,7 +11,7 @@ from drafts.errors import BusyError, PolydraftError
 from router.app.deferred import DeferredEngine
 from router.app.http import create_app
 from router.config import ServerConfig
-from tests.router.fakes import FakeEngine, default_answer
+from tests.router.fake_engine import FakeEngine, default_answer
 from tests.router.serving import live_server, wait_until
 
 CHAT = "/v1/chat/completions"

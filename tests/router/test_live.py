@@ -7,7 +7,7 @@ from rich.console import Console
 from router.app.live import LiveListener, print_summary
 from router.app.provenance import provenance
 from router.app.replay import ReplaySettings, replay
-from tests.router.fakes import FakeEngine
+from tests.router.fake_engine import FakeEngine
 from tests.router.test_replay import traffic
 
 

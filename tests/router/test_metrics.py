@@ -6,7 +6,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from osd.types import FinishReason
 from router.app.metrics import Metrics
-from tests.router.fakes import FakeEngine
+from tests.router.fake_engine import FakeEngine
 
 
 def samples(metrics: Metrics) -> dict[tuple[str, ...], float]:

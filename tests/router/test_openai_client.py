@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import openai
 import pytest
 
-from tests.router.fakes import FakeEngine, default_answer
+from tests.router.fake_engine import FakeEngine, default_answer
 from tests.router.serving import live_server, wait_until
 
 

@@ -15,7 +15,7 @@ from router.app.replay import ReplaySettings, replay
 from router.app.summary import WINDOW
 from router.app.traffic import TrafficItem, parse_traffic
 from router.app.verify_replay import spread
-from tests.router.fakes import FakeEngine, default_answer, encode
+from tests.router.fake_engine import FakeEngine, default_answer, encode
 
 TALLY = {
     "requests",
@@ -231,3 +231,17 @@ def test_the_bootstrap_interval_covers_the_median_of_a_known_distribution() -> N
     assert hits >= 178
     assert median_interval([2.0]) == (2.0, 2.0, 2.0)
     assert mean_interval([1.0, 3.0])[0] == 2.0
+
+
+def test_learnings_share_leaves_out_the_time_spent_as_a_baseline() -> None:
+    class Busy(FakeEngine):
+        def stats(self) -> dict[str, Any]:
+            report = super().stats()
+            ours = sum(request["store"] for request in self.submitted)
+            report["learning"]["seconds_by_part"] = {"experts": 0.03 * ours, "routing": 0.01 * ours}
+            report["learning"]["busy_seconds"] = 1.0 * ours + 9.0 * (len(self.submitted) - ours)
+            return report
+
+    result = run(Busy(), compare=("plain",))
+    assert result["learning"]["share_of_busy_time"] == pytest.approx(0.04)
+    assert result["learning"]["busy_seconds"] == pytest.approx(24.0)

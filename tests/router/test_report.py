@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from router.app.report import render, write_report
-from tests.router.fakes import FakeEngine
+from tests.router.fake_engine import FakeEngine
 from tests.router.test_replay import run
 
 

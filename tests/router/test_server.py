@@ -15,7 +15,7 @@ SCRIPT = """
 import sys
 from router.app.server import run
 from router.config import ServerConfig
-from tests.router.fakes import FakeEngine
+from tests.router.fake_engine import FakeEngine
 
 class Engine(FakeEngine):
     def close(self):

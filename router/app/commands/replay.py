@@ -90,7 +90,7 @@ def replay(
     for path in (outputs, json_file, report):
         _writable(path)
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, soft_wrap=True)
     result = _run(
         loaded, settings, items, state, console, console.is_terminal if live is None else live, config
     )

@@ -1,0 +1,128 @@
+"""An engine over a tiny target, with drafts that say what a test wants them to say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from functools import cache
+from typing import Any
+
+import torch
+
+from drafts.kinds.base import DraftRow, Source
+from drafts.mixture import Mixture
+from drafts.proposal import EMPTY, Proposal
+from osd.serve.controller import StepCosts
+from osd.serve.engine import Engine, EngineSettings
+from osd.serve.load import build_target
+from osd.serve.row import Outcome, Submission
+from osd.types import Assignment, GenerationRequest, SamplingParams
+from tests.tiny import VOCAB, tiny_model
+
+
+class LetterTokenizer:
+    """Every id is one character, so text and tokens can be compared by eye."""
+
+    all_special_ids = (0, 1, 2)
+
+    def decode(self, ids: Sequence[int], **_: Any) -> str:
+        return "".join(chr(0x100 + i) for i in ids if i not in self.all_special_ids)
+
+
+class Forced(Source):
+    """Proposes from a script: ``script(row, limit)`` returns the tokens to propose."""
+
+    name = "forced"
+
+    def __init__(self, script: Callable[[DraftRow, int], Sequence[int]]) -> None:
+        self.script = script
+
+    def propose(self, rows, limits):
+        proposals = []
+        for row, limit in zip(rows, limits, strict=True):
+            tokens = list(self.script(row, limit))[:limit] if limit else []
+            proposals.append(Proposal.chain(tokens, self.name, [0.9] * len(tokens)) if tokens else EMPTY)
+        return proposals
+
+
+class Told:
+    """An assigner that gives every request the domain it names, or ``base``."""
+
+    def assign(self, request: GenerationRequest) -> Future[Assignment]:
+        future: Future[Assignment] = Future()
+        future.set_result(Assignment(request.domain or "base", 1.0, None, request.domain is not None))
+        return future
+
+
+@cache
+def target(kind: str = "llama"):
+    return build_target(tiny_model(kind), name=kind)
+
+
+def make_engine(source: Source | None = None, kind: str = "llama", **changes: Any) -> Engine:
+    settings = EngineSettings(
+        prefill_chunk=changes.pop("prefill_chunk", 16),
+        fixed_k=changes.pop("fixed_k", 4),
+        evidence_k=changes.pop("evidence_k", 0),
+    )
+    drafter = changes.pop("drafter", None)
+    if drafter is None and source is not None:
+        drafter = Mixture({source.name: source})
+    options: dict[str, Any] = {"slots": 4, "max_length": 256, "assigner": Told(), **changes}
+    return Engine(
+        target=options.pop("target", None) or target(kind),
+        tokenizer=LetterTokenizer(),
+        costs=StepCosts({1: 1.0, 2: 1.1, 8: 2.0}),
+        drafter=drafter,
+        settings=settings,
+        **options,
+    )
+
+
+class Client:
+    """Submits to an engine and drives it, auditing the books after every step."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.outcomes: dict[str, Outcome] = {}
+        self.texts: dict[str, str] = {}
+
+    def submit(self, name: str, prompt: Sequence[int], domain: str | None = None, **sampling: Any) -> None:
+        params = SamplingParams(**{"max_tokens": 24, **sampling})
+        request = GenerationRequest(name, tuple(prompt), params, domain=domain)
+        self.texts[name] = ""
+
+        def on_tokens(text: str, ids: tuple[int, ...]) -> None:
+            self.texts[name] += text
+
+        def on_done(outcome: Outcome) -> None:
+            self.outcomes[name] = outcome
+
+        self.engine.intake.put(Submission(request, on_tokens, on_done))
+
+    def run(self, steps: int = 10_000) -> dict[str, tuple[int, ...]]:
+        for _ in range(steps):
+            worked = self.engine.step()
+            self.engine.check()
+            if not worked and not self.engine.rows and not len(self.engine.intake):
+                break
+        return {name: outcome.record.output_ids for name, outcome in self.outcomes.items()}
+
+
+def prompts(count: int, seed: int = 0, lengths: Sequence[int] = (5,)) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        torch.randint(3, VOCAB, (lengths[i % len(lengths)],), generator=generator).tolist()
+        for i in range(count)
+    ]
+
+
+@torch.no_grad()
+def greedy(prompt: Sequence[int], count: int, kind: str = "llama", stop: Sequence[int] = (2,)) -> list[int]:
+    """The plain model's greedy answer by cache-free forwards: the reference for everything."""
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(int(target(kind).reference(torch.tensor([tokens])).logits[0, -1].argmax()))
+        if tokens[-1] in stop:
+            break
+    return tokens[len(prompt) :]
