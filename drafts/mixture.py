@@ -22,6 +22,9 @@ from drafts.versions import VersionFollower
 REFRESH_STEPS = 48
 """A neural source that does not pay is asked once in this many steps, so that it can come back."""
 
+DEFAULT_NEURAL_MS = 1.5
+"""Milliseconds per depth assumed of a neural source before it was timed."""
+
 DEFAULT_NEURAL_ALPHA = 0.4
 """Acceptance assumed of a neural source before its first observation."""
 
@@ -239,7 +242,7 @@ class Mixture:
         if count:
             kept, value_with = worthwhile_nodes(hopes, price.step_ms, goodput)
             depth = max((kept[i] for i in range(len(rows)) if asked[i]), default=0)
-            cost = goodput * self._neural_ms.get((name, count), 1.5) * max(depth, 1)
+            cost = goodput * self._neural_ms.get((name, count), DEFAULT_NEURAL_MS) * max(depth, 1)
             if value_with - cost > value_without:
                 self._since_asked[name] = 0
                 return asked
@@ -257,7 +260,7 @@ class Mixture:
         return tuple(first * later**depth for depth in range(limit))
 
     def _floor(self, name: str, rows: int, asked: int, price: Price) -> float:
-        per_depth = self._neural_ms.get((name, asked), 1.5) / max(asked, 1)
+        per_depth = self._neural_ms.get((name, asked), DEFAULT_NEURAL_MS) / max(asked, 1)
         marginal = max(price.step_ms(rows + 2) - price.step_ms(rows + 1), 0.0)
         return self._current_goodput(rows, price) * (per_depth + 0.5 * marginal)
 
@@ -294,8 +297,6 @@ class Mixture:
         self._goodput[rows] = value if old is None else old + 0.05 * (value - old)
 
     def _note_cost(self, name: str, asked: int, milliseconds: float) -> None:
-        old = self._neural_ms.get((name, asked))
-        if old is None:
-            self._neural_ms[(name, asked)] = milliseconds
-        else:
-            self._neural_ms[(name, asked)] = old + 0.1 * (min(milliseconds, 3 * old) - old)
+        """Follow the cost per depth; a first call reads the whole prompt, so one call counts little."""
+        old = self._neural_ms.get((name, asked), DEFAULT_NEURAL_MS)
+        self._neural_ms[(name, asked)] = old + 0.1 * (min(milliseconds, 3 * old) - old)

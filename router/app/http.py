@@ -141,7 +141,7 @@ class Service:
 
     @contextlib.contextmanager
     def _in_flight(self) -> Iterator[None]:
-        with self.metrics.running.track_inprogress():
+        with self.metrics.in_flight.track_inprogress():
             yield
 
     def domains(self) -> APIRouter:
@@ -192,7 +192,7 @@ class CountedStream(TokenStream):
 
     async def __call__(self, *asgi: Any) -> None:
         """Send the events."""
-        with self._metrics.running.track_inprogress():
+        with self._metrics.in_flight.track_inprogress():
             await super().__call__(*asgi)
 
 

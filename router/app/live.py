@@ -55,7 +55,7 @@ def shown(value: object) -> str:
     if value is None:
         return "–"
     if isinstance(value, Mapping):
-        return " ".join(f"{key} {shown(item)}" for key, item in value.items())
+        return " / ".join(shown(item) for item in value.values())
     if isinstance(value, float):
         return f"{value:.3g}"
     return str(value)

@@ -20,7 +20,7 @@ SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 1
 
 
 class EngineCollector(Collector):
-    """Gauges read from the engine at every scrape: draft versions, memories, readiness."""
+    """Gauges read from the engine at every scrape: its queue, draft versions, memories, readiness."""
 
     def __init__(self, engine: ServingEngine) -> None:
         self._engine = engine
@@ -35,9 +35,14 @@ class EngineCollector(Collector):
         ready.add_metric([], float(self._engine.ready))
         yield ready
         try:
-            rows = self._engine.domains()
+            rows, figures = self._engine.domains(), self._engine.stats()
         except PolydraftError:
             return
+        for name in ("running", "waiting"):
+            if name in figures:
+                gauge = GaugeMetricFamily(f"{PREFIX}num_requests_{name}", f"Requests {name} in the engine.")
+                gauge.add_metric([], float(figures[name]))
+                yield gauge
         version = GaugeMetricFamily(
             f"{PREFIX}draft_version", "Version of the domain's draft that serves now.", labels=["domain"]
         )
@@ -73,7 +78,7 @@ class Metrics:
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(PREFIX + name, text, labels, registry=self.registry)
 
-        self.running = Gauge(f"{PREFIX}num_requests_running", "Requests in flight.", registry=self.registry)
+        self.in_flight = Gauge(f"{PREFIX}num_requests_in_flight", "Open requests.", registry=self.registry)
         self.success = counter("request_success", "Answered requests.", "domain", "finished_reason")
         self.failure = counter("request_failure", "Requests that got an error.", "code")
         self.prompt = counter("prompt_tokens", "Prompt tokens.", "domain")

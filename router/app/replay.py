@@ -18,7 +18,6 @@ from router.app.summary import LearningShare, event_dict, output_line, summarise
 from router.app.traffic import TrafficItem
 from router.app.verify_replay import Verification, require_greedy, verify
 
-
 LOOK_EVERY = 1.0
 """Seconds between two looks at the engine's events and domains, in every arm alike."""
 

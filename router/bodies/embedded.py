@@ -293,6 +293,7 @@ class Engine:
         extras = {str(row["name"]): row for row in self.domains()}
         report = self.stats_of.snapshot(extras, list(extras))
         report["learning"] = self.costs.as_dict()
+        report["running"], report["waiting"] = len(self.core.rows), len(self.core.intake)
         report["k"] = {"step_ms": self.core.costs.as_dict(), "drift": self.core.costs.drift}
         return report
 

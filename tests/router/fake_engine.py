@@ -270,6 +270,8 @@ class FakeEngine:
             "overall": {},
             "domains": {name: {"requests": 0} for name in self.registered},
             "routing": {},
+            "running": self.running,
+            "waiting": 0,
             "learning": {"share_of_busy_time": 0.01, "updates": 3, "published": 2, "rolled_back": 1},
             "events": list(self.events),
             "timeline": {},

@@ -122,7 +122,7 @@ def test_b05_a_client_that_hangs_up_frees_its_slot_streaming_or_not() -> None:
                 client.post(path, json=body(path, max_tokens=100_000, ignore_eos=True), timeout=0.3)
             wait_until(lambda: engine.running == 0)
         assert client.post(CHAT, json=body(CHAT)).status_code == 200
-        assert "polydraft:num_requests_running 0.0" in client.get("/metrics").text
+        assert "polydraft:num_requests_in_flight 0.0" in client.get("/metrics").text
 
 
 def test_b05_a_client_that_leaves_before_the_first_byte_is_noticed() -> None:

@@ -33,6 +33,7 @@ def test_counters_follow_completions_and_gauges_follow_the_engine() -> None:
     assert seen["polydraft:draft_version", "math"] == 0
     assert seen["polydraft:draft_buffer", "math", "tokens"] == 12
     assert seen["polydraft:engine_ready",] == 1
+    assert seen["polydraft:num_requests_running",] == seen["polydraft:num_requests_waiting",] == 0
 
 
 def test_a_removed_domain_loses_its_gauges_and_keeps_its_counters() -> None:
