@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -13,6 +14,8 @@ from drafts.errors import InvalidValueError
 from router.app.inflight import Served, keep_in_flight, request_seed
 from router.app.traffic import TrafficItem
 from router.bodies.api import Message, ServingEngine
+
+T = TypeVar("T")
 
 
 class ReplayEngine(ServingEngine, Protocol):
@@ -40,6 +43,10 @@ class ReplayEngine(ServingEngine, Protocol):
 
     def reference(self) -> Any:
         """The plain Hugging Face model of the target."""
+        ...
+
+    def compute(self, work: Callable[[], T]) -> T:
+        """Run ``work`` on the thread that owns the model and wait for it."""
         ...
 
     def set_mode(self, *, sources: tuple[str, ...] | None, learn: bool, k: int | None) -> None:
@@ -146,7 +153,7 @@ class GenerateArm:
         """Generate four tokens."""
         self.engine.set_mode(sources=(), learn=False, k=None)
         ids = self.engine.prompt_ids(messages=[{"role": "user", "content": "Hello"}])
-        self._generate(ids, 4, self.seed)
+        self.engine.compute(lambda: self._generate(ids, 4, self.seed))
 
     def run(self, block: Sequence[TrafficItem]) -> ArmRun:
         """Generate every answer in turn, timed one by one."""
@@ -160,7 +167,8 @@ class GenerateArm:
                 continue
             room = min(self.max_tokens, self.engine.max_length - len(ids))
             begin = time.perf_counter()
-            answers[item.index] = self._generate(ids, room, request_seed(self.seed, item.index))
+            generate = partial(self._generate, ids, room, request_seed(self.seed, item.index))
+            answers[item.index] = self.engine.compute(generate)
             each[item.index] = time.perf_counter() - begin
         return ArmRun(answers, sum(each.values()), each)
 

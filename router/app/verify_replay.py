@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -97,7 +98,7 @@ def _check_one(
     ending = _wrong_ending(completion, engine.eos_token_ids, max_tokens, engine.max_length)
     faults: list[dict[str, Any]] = [] if ending is None else [{"reason": ending}]
     if answer:
-        scores = _scores(model, (*prompt, *answer), len(answer))
+        scores = engine.compute(partial(_scores, model, (*prompt, *answer), len(answer)))
         taken = scores.gather(1, torch.tensor(answer, device=scores.device)[:, None])[:, 0]
         best, choice = scores.max(-1)
         for position in torch.nonzero(choice.cpu() != torch.tensor(answer)).flatten().tolist():

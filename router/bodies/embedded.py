@@ -6,10 +6,11 @@ import itertools
 import logging
 import threading
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from pydantic import ValidationError
@@ -38,6 +39,7 @@ from router.mind.router import Router
 from router.mind.stats import Stats
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 COST_COUNTS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64)
 """Token counts at which the cost of a target pass is measured at load."""
@@ -62,6 +64,7 @@ class Engine:
         target: A loaded target, with its tokenizer.
         tokenizer: The target's tokenizer.
         options: Overrides for this run.
+        thread: The one thread that computes; the one this is called on, where given.
     """
 
     def __init__(
@@ -70,6 +73,7 @@ class Engine:
         target: TargetModel,
         tokenizer: Any,
         options: EngineOptions | None = None,
+        thread: ThreadPoolExecutor | None = None,
     ) -> None:
         options = options or EngineOptions()
         self.config = config
@@ -119,7 +123,7 @@ class Engine:
         self.state.restore(self)
         self._apply_mode(self._sources(options.sources), options.learn, self._fixed_k(options.k))
         self._loop = EngineLoop(self.core, self.costs.charge)
-        self._loop.start()
+        self._loop.start(thread or compute_thread())
         self.state.start(self)
 
     @classmethod
@@ -138,16 +142,22 @@ class Engine:
             CheckpointError: Weights that cannot be used.
         """
         loaded = config if isinstance(config, PolydraftConfig) else load_config(config)
-        if loaded.engine.threads is not None:
-            torch.set_num_threads(loaded.engine.threads)
-        target, tokenizer = load_target(
-            loaded.target.model,
-            loaded.target.device,
-            loaded.target.dtype,
-            loaded.target.forward,
-            loaded.target.cache_dir,
-        )
-        return cls(loaded, target, tokenizer, options)
+        thread = compute_thread()
+
+        def load() -> Engine:
+            if loaded.engine.threads is not None:
+                torch.set_num_threads(loaded.engine.threads)
+            wanted = loaded.target
+            target, tokenizer = load_target(
+                wanted.model, wanted.device, wanted.dtype, wanted.forward, wanted.cache_dir
+            )
+            return cls(loaded, target, tokenizer, options, thread)
+
+        try:
+            return thread.submit(load).result()
+        except BaseException:
+            thread.shutdown(wait=False)
+            raise
 
     def __enter__(self) -> Engine:
         return self
@@ -255,6 +265,15 @@ class Engine:
         """The plain Hugging Face model of the target (same weights), for ``model.generate``."""
         return self.target.reference
 
+    def compute(self, work: Callable[[], T]) -> T:
+        """Run ``work`` on the thread that owns the model, between two steps, and wait for it.
+
+        OpenMP keeps a team of threads per calling thread, and a second team costs both half their
+        speed; so whatever else runs the model (a reference, a check) runs here.
+        """
+        result: T = self.core.call(work).result()
+        return result
+
     def set_mode(self, *, sources: tuple[str, ...] | None, learn: bool, k: int | None) -> None:
         """Switch drafts and learning at a step border, no request running.
 
@@ -353,6 +372,11 @@ class Engine:
         if k is not None:
             return k
         return None if self.config.engine.k == "auto" else int(self.config.engine.k)
+
+
+def compute_thread() -> ThreadPoolExecutor:
+    """The one thread on which a deployment's models are loaded, timed and run."""
+    return ThreadPoolExecutor(1, thread_name_prefix="polydraft-engine")
 
 
 def sampling_params(values: dict[str, Any]) -> SamplingParams:

@@ -57,7 +57,5 @@ class LearningCost:
 
     def _side_seconds(self) -> float:
         return (
-            self._parts.mixture.learn_seconds
-            + self._core.evidence_seconds
-            + self._router.processor_seconds
+            self._parts.mixture.learn_seconds + self._core.evidence_seconds + self._router.processor_seconds
         )

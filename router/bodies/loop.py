@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from osd.serve.engine import IDLE_WAIT, Engine
 
@@ -22,31 +23,34 @@ class EngineLoop:
         self._core = core
         self._housekeeping = housekeeping
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="polydraft-engine", daemon=True)
+        self._thread: ThreadPoolExecutor | None = None
+        self._running: Future[None] | None = None
         self._beat = time.monotonic()
         self.error: BaseException | None = None
 
     @property
     def alive(self) -> bool:
         """Whether the thread runs."""
-        return self._thread.is_alive() and self.error is None
+        return self._running is not None and not self._running.done() and self.error is None
 
     @property
     def seconds_since_beat(self) -> float:
         """Seconds since the last step border; large when a step is stuck."""
         return time.monotonic() - self._beat
 
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
+    def start(self, thread: ThreadPoolExecutor) -> None:
+        """Run on ``thread`` from now on; it is shut down at the end."""
+        self._thread = thread
+        self._running = thread.submit(self._run)
 
     def stop(self, timeout: float | None = None) -> None:
         """Finish what runs and waits, then end the thread."""
         self._core.intake.close()
         self._stopping.set()
         self._core.intake.wake()
-        if self._thread.is_alive():
-            self._thread.join(timeout)
+        if self._running is not None and self._thread is not None:
+            wait([self._running], timeout)
+            self._thread.shutdown(wait=False)
 
     def _run(self) -> None:
         try:

@@ -14,11 +14,11 @@ from drafts.errors import PolydraftError
 from osd.serve.engine import Engine as Core
 from osd.types import Event, FinishedRecord
 from router.bodies.parts import DraftParts
-from router.storage import Storage
 from router.bodies.tensor_folder import TensorFolder, Tensors
 from router.config import StateConfig
 from router.mind.router import Router
 from router.mind.stats import Stats
+from router.storage import Storage
 
 log = logging.getLogger(__name__)
 
@@ -163,4 +163,3 @@ class StateKeeper:
         for path in folder.folder.glob("*.safetensors"):
             if path.stem not in sizes:
                 folder.remove(path.stem)
-

@@ -122,7 +122,9 @@ def test_a15_a_seed_gives_one_text_whatever_the_drafts_do_and_whoever_is_beside(
     texts = set()
     for k, marks in itertools.product([0, 1, 2, 4], ["RRRR", "WWWW", "RW RRW -"]):
         script = pattern(truth, marks)
-        source = Forced(lambda row, limit, script=script: script(row, limit) if row.request_id == "a" else [5, 6])
+        source = Forced(
+            lambda row, limit, script=script: script(row, limit) if row.request_id == "a" else [5, 6]
+        )
         client = Client(make_engine(source, fixed_k=k))
         for index, other in enumerate(others):
             client.submit(f"o{index}", other, temperature=1.0, seed=index)

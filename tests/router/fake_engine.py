@@ -257,6 +257,9 @@ class FakeEngine:
     def _tail(text: str, stops: Sequence[str]) -> int:
         return max((n for stop in stops for n in range(1, len(stop)) if text.endswith(stop[:n])), default=0)
 
+    def compute(self, work):
+        return work()
+
     def set_mode(self, *, sources: Any, learn: bool, k: int | None) -> None:
         assert self.running == 0, "the mode may change only while nothing runs"
         self.mode = {"sources": sources, "learn": learn, "k": k}
