@@ -343,8 +343,9 @@ class Engine:
             return
         self._closed.set()
         self._loop.stop()
-        self.router.close()
+        self.router.flush()
         self.state.close(self)
+        self.router.close()
 
     def _on_birth(self, birth: Birth) -> None:
         self.life.born(birth)
