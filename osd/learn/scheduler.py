@@ -23,6 +23,9 @@ from osd.learn.publish import Publisher
 from osd.learn.update import Update
 from osd.types import Event, FinishedRecord
 
+WAITING = 4
+"""Requests waiting to be scored beyond which no evidence is collected for more."""
+
 
 @dataclass
 class _Scoring:
@@ -85,6 +88,11 @@ class LearningScheduler:
             self.counts["skipped"] += 1
             return
         self._queue.append(item)
+
+    @property
+    def wants_records(self) -> bool:
+        """Whether one more request would be scored soon; evidence for others costs time for nothing."""
+        return self.config.enabled and len(self._queue) < WAITING
 
     def work(self, busy_seconds: float, idle: bool) -> bool:
         """One slice of a few milliseconds, if the budget allows; whether anything was done."""

@@ -17,8 +17,10 @@ from drafts.errors import IntegrityError, PolydraftError
 from drafts.kinds.base import DraftRow
 from drafts.proposal import EMPTY, Price, Proposal
 from osd.ports import Assigner, Drafter, Observer, Worker
+from osd.serve.audit import check_books
 from osd.serve.controller import StepCosts
 from osd.serve.detokenize import OutputStream
+from osd.serve.evidence import keep_evidence
 from osd.serve.intake import Intake
 from osd.serve.noise import RequestNoise, fresh_seed
 from osd.serve.row import Outcome, Row, Submission
@@ -65,6 +67,8 @@ class Engine:
         observers: Take finished requests.
         worker: Background work done between steps.
         on_event: Receives events (swaps, failures).
+        wants_evidence: Asked at admission whether learning has room for one more request; where it has
+            none, nothing is kept of it.
         slots: Rows that run at once; ``max_length`` is the longest prompt plus output of a row.
     """
 
@@ -79,6 +83,7 @@ class Engine:
     observers: Sequence[Observer] = ()
     worker: Worker | None = None
     on_event: Callable[[Event], None] = lambda event: None
+    wants_evidence: Callable[[], bool] = lambda: True
     settings: EngineSettings = field(default_factory=EngineSettings)
 
     def __post_init__(self) -> None:
@@ -188,6 +193,7 @@ class Engine:
             store=request.store,
         )
         row = Row(submission, slot, draft, output, self.assigner.assign(request), noise)
+        row.keep_evidence = request.store and self.settings.evidence_k > 0 and self.wants_evidence()
         self._bind_features(row)
         return row
 
@@ -316,22 +322,10 @@ class Engine:
         return push.kept
 
     def _keep_evidence(self, output: PassOutput, kept: list[tuple[Row, list[int]]]) -> None:
-        if not self.settings.evidence_k:
-            return
-        kept = [(row, indices) for row, indices in kept if row.draft.store]
-        indices = [index for _, group in kept for index in group]
-        if not indices:
-            return
-        begin = time.perf_counter()
-        logits = output.logits[indices]
-        top = logits.topk(min(self.settings.evidence_k, logits.shape[-1]), dim=-1)
-        logprobs = (top.values - logits.logsumexp(-1, keepdim=True)).half().cpu()
-        ids = top.indices.int().cpu()
-        at = 0
-        for row, group in kept:
-            row.evidence.append((ids[at : at + len(group)], logprobs[at : at + len(group)]))
-            at += len(group)
-        self.evidence_seconds += time.perf_counter() - begin
+        if self.settings.evidence_k:
+            begin = time.perf_counter()
+            keep_evidence(output.logits, kept, self.settings.evidence_k)
+            self.evidence_seconds += time.perf_counter() - begin
 
     def _observe(self, decoding: list[Row], proposals: list[Proposal], verdicts: dict[int, Verdict]) -> None:
         """Feed back only the tokens that were kept, for every row that is still running."""
@@ -379,7 +373,7 @@ class Engine:
         row.submission.on_done(Outcome(record, row.output.text, error))
 
     def _features(self, row: Row) -> torch.Tensor | None:
-        if self.cache.features is None or not self.settings.evidence_k or not row.draft.store:
+        if self.cache.features is None or not row.evidence:
             return None
         return self.cache.features[row.slot, : len(row.draft.tokens) - 1].to("cpu", torch.float16, copy=True)
 
@@ -405,15 +399,4 @@ class Engine:
 
     def check(self) -> None:
         """Audit the engine's books; raises :class:`IntegrityError` with both sides of what differs."""
-        self.cache.check()
-        slots = sorted(row.slot for row in self.rows)
-        if slots != list(range(len(self.rows))):
-            raise IntegrityError(f"slots of running rows are {slots}, expected 0..{len(self.rows) - 1}")
-        for row in self.rows:
-            cached = self.cache.lengths[row.slot]
-            if cached != row.processed:
-                raise IntegrityError(f"slot {row.slot}: cache holds {cached}, row has {row.processed}")
-            if row.decoding and row.processed != len(row.draft.tokens) - 1:
-                raise IntegrityError(
-                    f"slot {row.slot}: {row.processed} processed, {len(row.draft.tokens)} committed"
-                )
+        check_books(self.cache, self.rows)

@@ -69,6 +69,7 @@ class Row:
     routing_wait: float = 0.0
     settled: bool = False
     cancelled: bool = False
+    keep_evidence: bool = True
     finish: FinishReason | None = None
     error: PolydraftError | None = None
 

@@ -13,7 +13,6 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
-from pydantic import ValidationError
 
 from drafts.errors import InvalidValueError, UnknownNameError
 from drafts.kinds import names as kind_names
@@ -24,7 +23,7 @@ from osd.serve.engine import EngineSettings
 from osd.serve.load import load_target
 from osd.serve.row import Submission
 from osd.serve.target import TargetModel
-from osd.types import Event, GenerationRequest, SamplingParams
+from osd.types import Event, GenerationRequest
 from router.bodies.api import Completion, EngineOptions, Handle, Message
 from router.bodies.domains import DomainLife
 from router.bodies.handle import RequestHandle
@@ -32,6 +31,7 @@ from router.bodies.learning_cost import LearningCost
 from router.bodies.loop import EngineLoop
 from router.bodies.parts import build_drafts
 from router.bodies.prompts import PromptBuilder
+from router.bodies.sampling import sampling_params
 from router.bodies.state import StateKeeper
 from router.config import PolydraftConfig, load_config
 from router.mind.birth import Birth
@@ -305,6 +305,7 @@ class Engine:
             observers.append(self.router)
         self.core.observers = observers
         self.core.worker = scheduler if learn else None
+        self.core.wants_evidence = lambda: scheduler is not None and scheduler.wants_records
         self.core.settings.evidence_k = EVIDENCE_K if learn and scheduler is not None else 0
 
     def stats(self) -> dict[str, Any]:
@@ -378,22 +379,3 @@ class Engine:
 def compute_thread() -> ThreadPoolExecutor:
     """The one thread on which a deployment's models are loaded, timed and run."""
     return ThreadPoolExecutor(1, thread_name_prefix="polydraft-engine")
-
-
-def sampling_params(values: dict[str, Any]) -> SamplingParams:
-    """Decoding parameters from keyword arguments.
-
-    Raises:
-        InvalidValueError: An unknown or impossible one, named with its value and what is allowed.
-    """
-    if isinstance(values.get("stop"), str):
-        values = {**values, "stop": (values["stop"],)}
-    try:
-        return SamplingParams(**{key: value for key, value in values.items() if value is not None})
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"])
-        allowed = first["msg"]
-        if first["type"] == "extra_forbidden":
-            allowed = f"one of {', '.join(SamplingParams.model_fields)}"
-        raise InvalidValueError(field, first["input"], allowed) from error
