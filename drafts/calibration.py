@@ -32,17 +32,20 @@ class Calibrator:
     Args:
         decay: Weight kept by older observations at each new one; 0.98 remembers about 50.
         strength: Pseudo-observations of the parent level.
+        prior_scale: What a raw confidence is worth before any observation. Counts of a memory are too
+            sure of what they saw once (0.5-0.6 said, 0.29-0.38 accepted, measured); a head's softmax is not.
     """
 
     decay: float = 0.98
     strength: float = 12.0
+    prior_scale: float = 1.0
     _local: dict[tuple[str, bool, int], _Bin] = field(default_factory=lambda: defaultdict(_Bin))
     _shared: dict[tuple[bool, int], _Bin] = field(default_factory=lambda: defaultdict(_Bin))
 
     def probability(self, domain: str, depth: int, confidence: float) -> float:
         """Estimated acceptance probability, in (0, 1), of a node at ``depth`` (1 = first)."""
         first, index = depth == 1, bisect.bisect(EDGES, confidence)
-        estimate = min(max(confidence, 0.02), 0.98)
+        estimate = min(max(confidence * self.prior_scale, 0.02), 0.98)
         for bin_ in (self._shared.get((first, index)), self._local.get((domain, first, index))):
             if bin_ is not None:
                 estimate = (bin_.hits + self.strength * estimate) / (bin_.total + self.strength)

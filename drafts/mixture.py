@@ -22,6 +22,12 @@ from drafts.versions import VersionFollower
 REFRESH_STEPS = 48
 """A neural source that does not pay is asked once in this many steps, so that it can come back."""
 
+MEMORY_PRIOR = 0.65
+"""What a memory's raw confidence is worth before it was observed."""
+
+BATCH_MARGIN = 1.35
+"""Factor on the price of time where several rows share a pass."""
+
 DEFAULT_NEURAL_MS = 1.5
 """Milliseconds per depth assumed of a neural source before it was timed."""
 
@@ -68,7 +74,7 @@ class Mixture:
     only: frozenset[str] | None = None
     learn_seconds: float = 0.0
     earned: dict[tuple[str, str], _Earned] = field(default_factory=lambda: defaultdict(_Earned))
-    _calibrators: dict[tuple[str, bool], Calibrator] = field(default_factory=lambda: defaultdict(Calibrator))
+    _calibrators: dict[tuple[str, bool], Calibrator] = field(default_factory=dict)
     _candidates: list[list[_Candidate]] = field(default_factory=list)
     _goodput: dict[int, float] = field(default_factory=dict)
     _neural_ms: dict[tuple[str, int], float] = field(default_factory=dict)
@@ -287,10 +293,20 @@ class Mixture:
             earned.would_accept += 1
 
     def _calibrator(self, name: str, row: DraftRow) -> Calibrator:
-        return self._calibrators[(name, row.temperature > 0)]
+        key = (name, row.temperature > 0)
+        if key not in self._calibrators:
+            scale = 1.0 if self.sources[name].is_neural else MEMORY_PRIOR
+            self._calibrators[key] = Calibrator(prior_scale=scale)
+        return self._calibrators[key]
 
     def _current_goodput(self, rows: int, price: Price) -> float:
-        return self._goodput.get(rows, rows / max(price.step_ms(rows), 1e-6))
+        """What a millisecond is worth, in tokens; dearer in a batch, where an over-estimate costs everyone.
+
+        Nodes are picked for their estimated reach, so the picked ones are over-estimated (the
+        optimiser's curse), and the more rows compete the more so.
+        """
+        goodput = self._goodput.get(rows, rows / max(price.step_ms(rows), 1e-6))
+        return goodput * (BATCH_MARGIN if rows > 1 else 1.0)
 
     def _update_goodput(self, rows: int, value: float) -> None:
         old = self._goodput.get(rows)
