@@ -8,6 +8,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check install --progress-ba
 TRAFFIC ?= examples/traffic/mixed.jsonl
 CONFIG  ?= configs/demo.yaml
 TOKENS  ?= 48
+TRUNK   ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test lint format trunk clean distclean
@@ -35,8 +36,10 @@ format: setup ## Format the sources
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-trunk: setup ## Train the shipped trunk of the eagle drafts again (about ten minutes)
-	$(BIN)/python -m router.app.trunk
+# The shipped trunk also used public prompts (see drafts/data/trunk.provenance.json); name such files with
+# make trunk TRUNK='--prompts examples/pretrain/prompts.jsonl --prompts gsm8k.jsonl --exclude mix.jsonl'
+trunk: setup ## Train the trunk of the eagle drafts again, on the shipped prompts or those in TRUNK
+	$(BIN)/python -m router.app.trunk $(TRUNK)
 
 clean: ## Remove results, demo state and tool caches
 	rm -rf out state build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -146,7 +146,7 @@ def _build_eagle(config: PolydraftConfig, target: TargetModel) -> EagleSource | 
         if target.name != EMBEDDED:
             log.warning(
                 "drafts.sources: eagle is left out, since the shipped trunk was trained for the embedded "
-                "target and not for %s; train one (polydraft trunk) and name it in drafts.eagle.trunk",
+                "target and not for %s; train one (make trunk) and name it in drafts.eagle.trunk",
                 target.name,
             )
             return None
