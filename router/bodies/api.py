@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from osd.types import Assignment, FinishReason, Round
@@ -109,7 +109,6 @@ class EngineOptions:
     keep_state: bool = True
     slots: int | None = None
     seed: int | None = None
-    extra: Mapping[str, Any] = field(default_factory=dict)
 
 
 class ServingEngine(Protocol):

@@ -26,12 +26,11 @@ class EngineLoop:
         self._thread: ThreadPoolExecutor | None = None
         self._running: Future[None] | None = None
         self._beat = time.monotonic()
-        self.error: BaseException | None = None
 
     @property
     def alive(self) -> bool:
         """Whether the thread runs."""
-        return self._running is not None and not self._running.done() and self.error is None
+        return self._running is not None and not self._running.done()
 
     @property
     def seconds_since_beat(self) -> float:
@@ -53,15 +52,11 @@ class EngineLoop:
             self._thread.shutdown(wait=False)
 
     def _run(self) -> None:
-        try:
-            while True:
-                self._beat = time.monotonic()
-                worked = self._core.step()
-                self._housekeeping()
-                if self._stopping.is_set() and not self._core.rows and not len(self._core.intake):
-                    return
-                if not worked:
-                    self._core.intake.wait(IDLE_WAIT)
-        except BaseException as error:
-            self.error = error
-            raise
+        while True:
+            self._beat = time.monotonic()
+            worked = self._core.step()
+            self._housekeeping()
+            if self._stopping.is_set() and not self._core.rows and not len(self._core.intake):
+                return
+            if not worked:
+                self._core.intake.wait(IDLE_WAIT)
