@@ -96,6 +96,7 @@ class NgramConfig(_Config):
     floor: float = Field(
         default=0.1, ge=0.0, lt=1.0, description="A chain ends before the first node of lower confidence."
     )
+    width: int = Field(default=3, ge=1, le=16, description="Candidates it may name for one position.")
     shared: bool = Field(
         default=False, description="One memory for all domains, for comparison in benchmarks."
     )

@@ -1,8 +1,8 @@
-"""The mixture: per row and step, the sources compete by what each is expected to earn.
+"""The mixture: per row and step all sources vote on one token tree, grown as far as it pays.
 
-Verification is lossless, so the emitted text is evidence for every source that was asked, also for
-those whose proposal was not the one verified (full information, HedgeSpec, arXiv 2510.20064, section
-4). No exploration of target passes is needed.
+Verification is lossless, so the emitted text is evidence for every source that was asked, also for those
+whose tokens were not verified (full information, HedgeSpec, arXiv 2510.20064, section 4). No exploration
+of target passes is needed.
 """
 
 from __future__ import annotations
@@ -12,27 +12,23 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from drafts.calibration import Calibrator
-from drafts.goodput import expected_tokens, worthwhile_nodes
-from drafts.kinds.base import DraftRow, NeuralSource, Source
+from drafts.combine import Combiner
+from drafts.goodput import worthwhile_nodes
+from drafts.kinds.base import DraftRow, Guess, MemorySource, NeuralSource, Source
+from drafts.neural_pricing import NeuralPricing
 from drafts.proposal import EMPTY, Price, Proposal
 from drafts.registry import Swap
+from drafts.tree import TreeGrower
 from drafts.versions import VersionFollower
 
-REFRESH_STEPS = 48
-"""A neural source that does not pay is asked once in this many steps, so that it can come back."""
-
-MEMORY_PRIOR = 0.65
-"""What a memory's raw confidence is worth before it was observed."""
-
-BATCH_MARGIN = 1.35
+BATCH_MARGIN = 1.0
 """Factor on the price of time where several rows share a pass."""
 
-DEFAULT_NEURAL_MS = 1.5
-"""Milliseconds per depth assumed of a neural source before it was timed."""
+MAX_NODES = 24
+"""Most nodes of one row."""
 
-DEFAULT_NEURAL_ALPHA = 0.4
-"""Acceptance assumed of a neural source before its first observation."""
+EXPANSIONS = 10
+"""Open ends that memories may continue per row and step, when it has the pass to itself."""
 
 
 @dataclass
@@ -47,15 +43,17 @@ class _Earned:
 
 
 @dataclass
-class _Candidate:
-    source: str
-    raw: Proposal
-    calibrated: Proposal
+class _Asked:
+    """One row of the present step."""
+
+    tree: TreeGrower
+    sure: float
+    neural: list[str] = field(default_factory=list)
 
 
 @dataclass
 class Mixture:
-    """Chooses who proposes for each row, how deep, and keeps score; implements ``osd.ports.Drafter``.
+    """Grows a proposal for each row and keeps score; implements ``osd.ports.Drafter``.
 
     Args:
         sources: All sources by name, cheapest first.
@@ -74,11 +72,10 @@ class Mixture:
     only: frozenset[str] | None = None
     learn_seconds: float = 0.0
     earned: dict[tuple[str, str], _Earned] = field(default_factory=lambda: defaultdict(_Earned))
-    _calibrators: dict[tuple[str, bool], Calibrator] = field(default_factory=dict)
-    _candidates: list[list[_Candidate]] = field(default_factory=list)
+    _combiners: dict[bool, Combiner] = field(default_factory=dict)
+    _pricing: dict[str, NeuralPricing] = field(default_factory=lambda: defaultdict(NeuralPricing))
+    _asked: list[_Asked | None] = field(default_factory=list)
     _goodput: dict[int, float] = field(default_factory=dict)
-    _neural_ms: dict[tuple[str, int], float] = field(default_factory=dict)
-    _since_asked: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     _spent_ms: float = 0.0
     _price: Price | None = None
 
@@ -89,30 +86,34 @@ class Mixture:
 
     def propose(self, rows: Sequence[DraftRow], limits: Sequence[int], price: Price) -> list[Proposal]:
         """One proposal per row, trimmed to the nodes that pay at ``price``."""
-        self._price, self._spent_ms = price, 0.0
-        self._candidates = [[] for _ in rows]
-        caps = [self._cap(limit, price) for limit in limits]
+        begin = time.perf_counter()
+        self._price = price
+        fixed = price.fixed_k
+        caps = [limit if fixed is None else min(limit, fixed) for limit in limits]
+        goodput = self._current_goodput(len(rows), price)
+        node_ms = self._node_ms(len(rows), price)
+        floor = 0.0 if fixed is not None else goodput * node_ms
+        self._asked = [self._start(row, cap, floor) for row, cap in zip(rows, caps, strict=True)]
         for name, source in self.sources.items():
-            if not source.is_neural:
-                self._ask(name, source, rows, self._enabled(name, rows, caps))
-        for name, source in self.sources.items():
-            if source.is_neural:
-                self._ask_neural(name, source, rows, caps, price)
-        best = [self._best(candidates) for candidates in self._candidates]
-        return self._trim(best, rows, price)
+            if isinstance(source, NeuralSource):
+                self._ask_neural(name, source, rows, caps, goodput, node_ms, fixed is not None)
+        if fixed is not None:
+            proposals = [
+                EMPTY if asked is None else self._fixed(asked.tree, cap)
+                for asked, cap in zip(self._asked, caps, strict=True)
+            ]
+        else:
+            proposals = self._grown(len(rows), price, goodput)
+        self._spent_ms = (time.perf_counter() - begin) * 1e3
+        return proposals
 
     def observe(
         self, rows: Sequence[DraftRow], proposals: Sequence[Proposal], emitted: Sequence[Sequence[int]]
     ) -> None:
-        """Score every candidate of the last step on the verified text, chosen or not."""
-        for row, proposal, tokens, candidates in zip(rows, proposals, emitted, self._candidates, strict=True):
-            for candidate in candidates:
-                self._score(row, candidate, tokens)
-            if len(proposal):
-                earned = self.earned[(row.domain, proposal.sources[0])]
-                earned.chosen += 1
-                earned.proposed += len(proposal)
-                earned.accepted += min(len(tokens) - 1, len(proposal)) if tokens else 0
+        """Score every source of the last step on the verified text, verified or not."""
+        for row, proposal, tokens, asked in zip(rows, proposals, emitted, self._asked, strict=True):
+            if asked is not None:
+                self._score(row, asked, proposal, tokens)
         if self._price is not None and rows:
             processed = len(rows) + sum(len(proposal) for proposal in proposals)
             spent = self._price.step_ms(processed) + self._spent_ms
@@ -120,7 +121,7 @@ class Mixture:
         for row, tokens in zip(rows, emitted, strict=True):
             for source in self.sources.values():
                 source.observe(row, tokens)
-        self._candidates = []
+        self._asked = []
 
     def finish(self, row: DraftRow) -> None:
         """A request ended: sources learn its text if learning is on and the request allows it."""
@@ -174,130 +175,107 @@ class Mixture:
             }
         return report
 
-    @staticmethod
-    def _cap(limit: int, price: Price) -> int:
-        return limit if price.fixed_k is None else min(limit, price.fixed_k)
+    def _memories(self, domain: str) -> dict[int, MemorySource]:
+        names = self.names(domain)
+        return {
+            index: source
+            for index, (name, source) in enumerate(self.sources.items())
+            if isinstance(source, MemorySource) and name in names
+        }
 
-    def _enabled(self, name: str, rows: Sequence[DraftRow], caps: Sequence[int]) -> list[int]:
-        return [cap if name in self.names(row.domain) else 0 for row, cap in zip(rows, caps, strict=True)]
-
-    def _ask(self, name: str, source: Source, rows: Sequence[DraftRow], limits: Sequence[int]) -> None:
-        if not any(limits):
-            return
-        self._add(name, rows, limits, source.propose(rows, limits))
-
-    def _add(
-        self,
-        name: str,
-        rows: Sequence[DraftRow],
-        limits: Sequence[int],
-        proposals: Sequence[Proposal],
-    ) -> None:
-        for index, (row, limit, raw) in enumerate(zip(rows, limits, proposals, strict=True)):
-            if limit > 0:
-                self.earned[(row.domain, name)].asked += 1
-            if len(raw):
-                calibrator = self._calibrator(name, row)
-                probabilities = tuple(
-                    calibrator.probability(row.domain, depth, confidence)
-                    for depth, confidence in zip(raw.depths, raw.confidence, strict=True)
-                )
-                calibrated = Proposal(raw.tokens, raw.parents, raw.sources, probabilities)
-                self._candidates[index].append(_Candidate(name, raw, calibrated))
+    def _start(self, row: DraftRow, cap: int, floor: float) -> _Asked | None:
+        """A tree that holds what the memories say about the next token."""
+        if cap <= 0:
+            return None
+        tree = TreeGrower(
+            row, self._memories(row.domain), self._combiner(row), tuple(self.sources), cap, floor
+        )
+        return _Asked(tree, tree.start())
 
     def _ask_neural(
-        self, name: str, source: Source, rows: Sequence[DraftRow], caps: Sequence[int], price: Price
+        self,
+        name: str,
+        source: NeuralSource,
+        rows: Sequence[DraftRow],
+        caps: Sequence[int],
+        goodput: float,
+        node_ms: float,
+        always: bool,
     ) -> None:
-        limits = self._enabled(name, rows, caps)
-        if not any(limits):
+        """Let a neural source deepen the trees of the rows where that is expected to earn its time."""
+        able = [
+            index
+            for index, (row, asked) in enumerate(zip(rows, self._asked, strict=True))
+            if asked is not None and name in self.names(row.domain)
+        ]
+        pricing = self._pricing[name]
+        if not always and able:
+            trees = [self._asked[index] for index in able]
+            sure = [asked.sure for asked in trees if asked is not None]
+            wanted = pricing.choose([rows[i].domain for i in able], sure, goodput, node_ms)
+            able = [index for index, yes in zip(able, wanted, strict=True) if yes]
+        if not able:
             return
-        if price.fixed_k is None:
-            limits = self._worth_asking(name, rows, limits, price)
-            if not any(limits):
-                return
-        asked = sum(limit > 0 for limit in limits)
-        floor = 0.0 if price.fixed_k is not None else self._floor(name, len(rows), asked, price)
+        floor = 0.0 if always else goodput * node_ms + pricing.depth_floor(goodput, len(able))
+        at = list(self.sources).index(name)
+        trees = [self._asked[index] for index in able]
+        for asked in trees:
+            assert asked is not None
+            asked.neural.append(name)
+            asked.tree.lead()
+
+        def extend(index: int, guesses: Sequence[Guess]) -> int | None:
+            asked = trees[index]
+            assert asked is not None
+            return asked.tree.extend(at, guesses, floor)
+
         begin = time.perf_counter()
-        if isinstance(source, NeuralSource):
-            proposals = source.propose_priced(rows, limits, [floor] * len(rows))
-        else:
-            proposals = source.propose(rows, limits)
-        elapsed = (time.perf_counter() - begin) * 1e3
-        depth = max((len(proposal) for proposal in proposals), default=0)
-        if depth:
-            self._note_cost(name, asked, elapsed / depth)
-        self._spent_ms += elapsed
-        self._add(name, rows, limits, proposals)
-
-    def _worth_asking(
-        self, name: str, rows: Sequence[DraftRow], limits: Sequence[int], price: Price
-    ) -> list[int]:
-        """Limits with 0 for rows where the neural source is not expected to earn its time."""
-        goodput = self._current_goodput(len(rows), price)
-        base = [self._best(candidates).reach for candidates in self._candidates]
-        _, value_without = worthwhile_nodes(base, price.step_ms, goodput)
-        hopes, asked = [], [0] * len(rows)
-        for index, (row, limit) in enumerate(zip(rows, limits, strict=True)):
-            hope = self._hope(name, row, limit)
-            if limit and sum(hope) > sum(base[index]):
-                asked[index] = limit
-                hopes.append(hope)
-            else:
-                hopes.append(base[index])
-        count = sum(limit > 0 for limit in asked)
-        if count:
-            kept, value_with = worthwhile_nodes(hopes, price.step_ms, goodput)
-            depth = max((kept[i] for i in range(len(rows)) if asked[i]), default=0)
-            cost = goodput * self._neural_ms.get((name, count), DEFAULT_NEURAL_MS) * max(depth, 1)
-            if value_with - cost > value_without:
-                self._since_asked[name] = 0
-                return asked
-        self._since_asked[name] += 1
-        if self._since_asked[name] >= REFRESH_STEPS:
-            self._since_asked[name] = 0
-            first = next(index for index, limit in enumerate(limits) if limit)
-            return [min(limit, 1) if index == first else 0 for index, limit in enumerate(limits)]
-        return [0] * len(rows)
-
-    def _hope(self, name: str, row: DraftRow, limit: int) -> tuple[float, ...]:
-        calibrator = self._calibrator(name, row)
-        first = calibrator.mean(row.domain, 1, DEFAULT_NEURAL_ALPHA)
-        later = calibrator.mean(row.domain, 2, DEFAULT_NEURAL_ALPHA)
-        return tuple(first * later**depth for depth in range(limit))
-
-    def _floor(self, name: str, rows: int, asked: int, price: Price) -> float:
-        per_depth = self._neural_ms.get((name, asked), DEFAULT_NEURAL_MS) / max(asked, 1)
-        marginal = max(price.step_ms(rows + 2) - price.step_ms(rows + 1), 0.0)
-        return self._current_goodput(rows, price) * (per_depth + 0.5 * marginal)
-
-    def _trim(self, best: list[Proposal], rows: Sequence[DraftRow], price: Price) -> list[Proposal]:
-        if price.fixed_k is not None:
-            return best
-        goodput = self._current_goodput(len(rows), price)
-        kept, _ = worthwhile_nodes([proposal.reach for proposal in best], price.step_ms, goodput)
-        return [proposal.first(count) for proposal, count in zip(best, kept, strict=True)]
+        source.draft([rows[i] for i in able], [caps[i] for i in able], extend)
+        pricing.note_call(len(able), (time.perf_counter() - begin) * 1e3)
 
     @staticmethod
-    def _best(candidates: Sequence[_Candidate]) -> Proposal:
-        return max((c.calibrated for c in candidates), key=expected_tokens, default=EMPTY)
+    def _fixed(tree: TreeGrower, depth: int) -> Proposal:
+        tree.branch_main(depth)
+        return tree.main_path(depth)
 
-    def _score(self, row: DraftRow, candidate: _Candidate, emitted: Sequence[int]) -> None:
-        """Compare a candidate chain with the emitted tokens; what lies beyond them is censored."""
-        calibrator = self._calibrator(candidate.source, row)
-        earned = self.earned[(row.domain, candidate.source)]
-        pairs = zip(candidate.raw.tokens, candidate.raw.confidence, emitted, strict=False)
-        for depth, (token, confidence, truth) in enumerate(pairs, start=1):
-            calibrator.learn(row.domain, depth, confidence, token == truth)
-            if token != truth:
-                break
-            earned.would_accept += 1
+    def _grown(self, count: int, price: Price, goodput: float) -> list[Proposal]:
+        """Branch out, then keep the nodes that pay over the whole batch."""
+        expansions = max(EXPANSIONS // count, 2)
+        ranked: list[Proposal] = []
+        for asked in self._asked:
+            if asked is None:
+                ranked.append(EMPTY)
+                continue
+            asked.tree.branch(expansions)
+            ranked.append(asked.tree.ranked(MAX_NODES))
+        kept, _ = worthwhile_nodes([proposal.reach for proposal in ranked], price.step_ms, goodput)
+        return [proposal.first(count) for proposal, count in zip(ranked, kept, strict=True)]
 
-    def _calibrator(self, name: str, row: DraftRow) -> Calibrator:
-        key = (name, row.temperature > 0)
-        if key not in self._calibrators:
-            scale = 1.0 if self.sources[name].is_neural else MEMORY_PRIOR
-            self._calibrators[key] = Calibrator(prior_scale=scale)
-        return self._calibrators[key]
+    def _score(self, row: DraftRow, asked: _Asked, proposal: Proposal, emitted: Sequence[int]) -> None:
+        right = asked.tree.score(emitted)
+        names = tuple(self.sources)
+        by_memories = max((n for i, n in right.items() if not self.sources[names[i]].is_neural), default=0)
+        for index, count in right.items():
+            earned = self.earned[(row.domain, names[index])]
+            earned.asked += 1
+            earned.would_accept += count
+        path = proposal.path(emitted)
+        for index, sources in enumerate(proposal.sources):
+            for name in sources.split("+"):
+                earned = self.earned[(row.domain, name)]
+                earned.proposed += 1
+                earned.accepted += index in path
+        for name in {name for sources in proposal.sources for name in sources.split("+")}:
+            self.earned[(row.domain, name)].chosen += 1
+        for name in asked.neural:
+            alone = sum(sources == name for sources in proposal.sources)
+            self._pricing[name].note_gain(row.domain, asked.sure, len(path) - by_memories, alone)
+
+    def _combiner(self, row: DraftRow) -> Combiner:
+        sampled = row.temperature > 0
+        if sampled not in self._combiners:
+            self._combiners[sampled] = Combiner([source.is_neural for source in self.sources.values()])
+        return self._combiners[sampled]
 
     def _current_goodput(self, rows: int, price: Price) -> float:
         """What a millisecond is worth, in tokens; dearer in a batch, where an over-estimate costs everyone.
@@ -308,11 +286,11 @@ class Mixture:
         goodput = self._goodput.get(rows, rows / max(price.step_ms(rows), 1e-6))
         return goodput * (BATCH_MARGIN if rows > 1 else 1.0)
 
+    @staticmethod
+    def _node_ms(rows: int, price: Price) -> float:
+        """Half the mean cost of the next eight nodes: below it a node is not even worth growing."""
+        return max(price.step_ms(rows + 8) - price.step_ms(rows), 0.0) / 16
+
     def _update_goodput(self, rows: int, value: float) -> None:
         old = self._goodput.get(rows)
         self._goodput[rows] = value if old is None else old + 0.05 * (value - old)
-
-    def _note_cost(self, name: str, asked: int, milliseconds: float) -> None:
-        """Follow the cost per depth; a first call reads the whole prompt, so one call counts little."""
-        old = self._neural_ms.get((name, asked), DEFAULT_NEURAL_MS)
-        self._neural_ms[(name, asked)] = old + 0.1 * (min(milliseconds, 3 * old) - old)

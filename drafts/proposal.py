@@ -21,7 +21,7 @@ class Proposal:
     Attributes:
         tokens: Token id of every node.
         parents: Index of every node's parent, ``ROOT`` for nodes that follow the committed text.
-        sources: Name of the source that proposed each node.
+        sources: Names of the sources that proposed each node, joined by ``+``.
         confidence: Estimated probability that a node is accepted given that its parent is, in
             [0, 1]. It orders and trims nodes; it never decides acceptance.
     """
@@ -71,6 +71,20 @@ class Proposal:
             self.sources[:count],
             self.confidence[:count],
         )
+
+    def path(self, emitted: Sequence[int]) -> list[int]:
+        """Indices of the nodes that spell the beginning of ``emitted``, each the parent of the next."""
+        found: list[int] = []
+        at = ROOT
+        for token in emitted:
+            for index, parent in enumerate(self.parents):
+                if parent == at and self.tokens[index] == token:
+                    break
+            else:
+                break
+            found.append(index)
+            at = index
+        return found
 
     def check(self) -> None:
         """Raise :class:`IntegrityError` unless the arrays agree and parents precede children."""

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 import torch
 
-from drafts.proposal import Proposal
+from drafts.proposal import EMPTY, Proposal
+
+Guess = tuple[int, float]
+"""A candidate for the next token and the source's confidence in it, in [0, 1]."""
+
+Extend = Callable[[int, Sequence[Guess]], "int | None"]
+"""Takes the guesses for a row (by index) at its present path; gives the token to continue with, if any."""
 
 
 class Noise(Protocol):
@@ -75,7 +81,7 @@ class Source(ABC):
 
     @abstractmethod
     def propose(self, rows: Sequence[DraftRow], limits: Sequence[int]) -> list[Proposal]:
-        """One proposal per row, of at most ``limits[i]`` nodes (0 = stay silent)."""
+        """One chain per row, of at most ``limits[i]`` nodes (0 = stay silent), from this source alone."""
 
     def observe(self, row: DraftRow, emitted: Sequence[int]) -> None:  # noqa: B027
         """``emitted`` tokens have just been committed to ``row.tokens`` (already appended)."""
@@ -101,19 +107,69 @@ class Source(ABC):
         return {}
 
 
+class MemorySource(Source):
+    """A source that costs no model time: it can be asked about any continuation, node by node."""
+
+    @abstractmethod
+    def guesses(self, row: DraftRow, path: Sequence[int]) -> list[Guess]:
+        """Candidates, best first, for the token after ``row.tokens`` and ``path``; may be none."""
+
+    def propose(self, rows: Sequence[DraftRow], limits: Sequence[int]) -> list[Proposal]:
+        """The chain of best guesses per row."""
+        return [self._chain(row, limit) for row, limit in zip(rows, limits, strict=True)]
+
+    def _chain(self, row: DraftRow, limit: int) -> Proposal:
+        tokens: list[int] = []
+        confidence: list[float] = []
+        while len(tokens) < limit and row.tokens:
+            found = self.guesses(row, tokens)
+            if not found:
+                break
+            tokens.append(found[0][0])
+            confidence.append(found[0][1])
+        return Proposal.chain(tokens, self.name, confidence) if tokens else EMPTY
+
+
 class NeuralSource(Source):
-    """A source that runs a model: each further depth costs time, so it is told what depth must earn."""
+    """A source that runs a model, one token deeper at a time, along a path that the caller chooses.
+
+    Each depth costs time, so the caller also decides when to stop.
+    """
 
     is_neural: ClassVar[bool] = True
 
     @abstractmethod
+    def draft(self, rows: Sequence[DraftRow], limits: Sequence[int], extend: Extend) -> None:
+        """Guess depth by depth for every row with ``limits[i] > 0``.
+
+        Args:
+            rows: The batch.
+            limits: Most depths per row.
+            extend: Called with a row's index and its guesses, best first; gives the token that is to be
+                read next (from whatever source), or ``None`` when the row goes no deeper.
+        """
+
     def propose_priced(
         self, rows: Sequence[DraftRow], limits: Sequence[int], floors: Sequence[float]
     ) -> list[Proposal]:
-        """Like :meth:`propose`, deepening row i only while its product of confidences is above
+        """Chains of this source alone; row i deepens while its product of confidences is above
         ``floors[i]``.
         """
+        chains: list[tuple[list[int], list[float]]] = [([], []) for _ in rows]
+        reach = [1.0] * len(rows)
+
+        def extend(index: int, guesses: Sequence[Guess]) -> int | None:
+            if not guesses:
+                return None
+            token, confidence = guesses[0]
+            chains[index][0].append(token)
+            chains[index][1].append(confidence)
+            reach[index] *= confidence
+            return token if reach[index] > floors[index] else None
+
+        self.draft(rows, limits, extend)
+        return [Proposal.chain(tokens, self.name, c) if tokens else EMPTY for tokens, c in chains]
 
     def propose(self, rows: Sequence[DraftRow], limits: Sequence[int]) -> list[Proposal]:
-        """Proposals of full depth, whatever their confidence."""
+        """Chains of full depth, whatever their confidence."""
         return self.propose_priced(rows, limits, [0.0] * len(rows))

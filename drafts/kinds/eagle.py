@@ -17,25 +17,21 @@ import torch
 from drafts.bank import ExpertBank
 from drafts.errors import CheckpointError
 from drafts.head_cache import HeadCache
-from drafts.kinds.base import DraftRow, NeuralSource
+from drafts.kinds.base import DraftRow, Extend, Guess, NeuralSource
 from drafts.product import TimedProduct
-from drafts.proposal import EMPTY, Proposal
 from drafts.trunk import Trunk
 
 
 @dataclass
-class _Chain:
-    """A chain being drafted for one row."""
+class _Path:
+    """What one row has drafted so far."""
 
     at: int
     row: DraftRow
     cache: HeadCache
     slot: int
     limit: int
-    floor: float
-    tokens: list[int]
-    confidence: list[float]
-    reach: float = 1.0
+    token: int = -1
 
 
 class EagleSource(NeuralSource):
@@ -48,7 +44,8 @@ class EagleSource(NeuralSource):
         output_weight: The target's output matrix ``[vocab, H]``; its rows of the draft vocabulary are
             copied.
         window: Most pairs a position looks back on.
-        max_depth: Longest chain.
+        max_depth: Deepest draft.
+        width: Candidates named per position.
         sample_candidates: Sampled rows perturb this many most probable ids; the rest is given up.
         time_products: Choose matrix products by timing (off in tests, where sizes are tiny).
 
@@ -68,6 +65,7 @@ class EagleSource(NeuralSource):
         output_weight: torch.Tensor,
         window: int = 512,
         max_depth: int = 8,
+        width: int = 4,
         sample_candidates: int = 256,
         time_products: bool = True,
     ) -> None:
@@ -84,6 +82,7 @@ class EagleSource(NeuralSource):
         self.output = output_weight[trunk.token_ids.to(output_weight.device)].contiguous().float()
         self.window = window
         self.max_depth = max_depth
+        self.width = min(width, len(trunk.token_ids))
         self.sample_candidates = min(sample_candidates, len(trunk.token_ids))
         if time_products:
             trunk.product = TimedProduct([*trunk.matrices(), self.output])
@@ -123,37 +122,28 @@ class EagleSource(NeuralSource):
         )
 
     @torch.inference_mode()
-    def propose_priced(
-        self, rows: Sequence[DraftRow], limits: Sequence[int], floors: Sequence[float]
-    ) -> list[Proposal]:
-        """Chains that deepen only while their estimated chance of whole acceptance is above ``floors[i]``."""
-        proposals: list[Proposal] = [EMPTY] * len(rows)
-        chains: list[_Chain] = []
+    def draft(self, rows: Sequence[DraftRow], limits: Sequence[int], extend: Extend) -> None:
+        """See :meth:`NeuralSource.draft`; rows without features stay silent."""
+        alive: list[_Path] = []
         for at, (row, limit) in enumerate(zip(rows, limits, strict=True)):
             limit = min(limit, self.max_depth)
             if limit > 0 and row.features is not None and len(row.tokens) > 1:
-                slot = self.bank.index(row.domain)
-                chains.append(_Chain(at, row, self._cache(row), slot, limit, floors[at], [], []))
-        if not chains:
-            return proposals
-        hidden, attended = self._read(chains)
-        alive = chains
-        for depth in range(max(chain.limit for chain in chains)):
+                alive.append(_Path(at, row, self._cache(row), self.bank.index(row.domain), limit))
+        if not alive:
+            return
+        hidden, attended = self._read(alive)
+        for depth in range(max(path.limit for path in alive)):
             if depth:
                 hidden, attended = self._step(alive, hidden, depth)
-            slots = [chain.slot for chain in alive]
+            slots = [path.slot for path in alive]
             hidden = self.bank.mlp(self.trunk.after_attention(hidden, attended), slots)
             logits = self.bank.logits(self.output, hidden, slots)
-            kept = self._extend(alive, logits, depth)
+            kept = self._extend(alive, logits, depth, extend)
             if not kept:
                 break
             if len(kept) < len(alive):
                 hidden = hidden[kept]
                 alive = [alive[i] for i in kept]
-        for chain in chains:
-            if chain.tokens:
-                proposals[chain.at] = Proposal.chain(chain.tokens, self.name, chain.confidence)
-        return proposals
 
     def _cache(self, row: DraftRow) -> HeadCache:
         """The row's cache, made on first sight."""
@@ -162,26 +152,26 @@ class EagleSource(NeuralSource):
             cache = row.scratch[self.name] = HeadCache(self.trunk, self.window)
         return cache
 
-    def _read(self, chains: Sequence[_Chain]) -> tuple[torch.Tensor, torch.Tensor]:
+    def _read(self, paths: Sequence[_Path]) -> tuple[torch.Tensor, torch.Tensor]:
         """Read all pending pairs of all rows; residual and attention at each row's last pair."""
         tokens: list[int] = []
         features: list[torch.Tensor] = []
         positions: list[int] = []
         counts: list[int] = []
-        for chain in chains:
-            end = len(chain.row.tokens) - 1
-            cache = chain.cache
+        for path in paths:
+            end = len(path.row.tokens) - 1
+            cache = path.cache
             if cache.next_pair >= end:
                 cache.rewind(end - 1)
             if end - cache.next_pair > self.window:
                 cache.next_pair, cache.length = end - self.window, 0
-            assert chain.row.features is not None
-            features.append(chain.row.features[cache.next_pair : end])
-            tokens += chain.row.tokens[cache.next_pair + 1 : end + 1]
+            assert path.row.features is not None
+            features.append(path.row.features[cache.next_pair : end])
+            tokens += path.row.tokens[cache.next_pair + 1 : end + 1]
             positions += range(cache.next_pair, end)
             counts.append(end - cache.next_pair)
         device = self.embedding.device
-        self.trunk.reach(max(len(chain.row.tokens) for chain in chains) + self.max_depth)
+        self.trunk.reach(max(len(path.row.tokens) for path in paths) + self.max_depth)
         fused = self.trunk.fuse(torch.cat(features).to(self.output))
         embeds = self.embedding[torch.tensor(tokens, device=device)].to(self.output)
         inputs = self.trunk.layer_input(embeds, fused)
@@ -191,56 +181,64 @@ class EagleSource(NeuralSource):
         queries = self.trunk.queries(inputs[last], at[last])
         attended: list[torch.Tensor] = []
         split = zip(
-            chains, counts, torch.split(keys, counts), torch.split(values, counts), queries, strict=True
+            paths, counts, torch.split(keys, counts), torch.split(values, counts), queries, strict=True
         )
-        for chain, count, k, v, q in split:
-            chain.cache.write(k, v)
-            chain.cache.commit(count)
-            attended.append(chain.cache.attend(q, 0))
+        for path, count, k, v, q in split:
+            path.cache.write(k, v)
+            path.cache.commit(count)
+            attended.append(path.cache.attend(q, 0))
         return fused[last], torch.stack(attended)
 
     def _step(
-        self, alive: Sequence[_Chain], hidden: torch.Tensor, depth: int
+        self, alive: Sequence[_Path], hidden: torch.Tensor, depth: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """One speculated token per row: its temporary entry, and attention over window and entries."""
         device = self.embedding.device
-        chosen = torch.tensor([chain.tokens[-1] for chain in alive], device=device)
-        at = torch.tensor([len(chain.row.tokens) - 2 + depth for chain in alive], device=device)
+        chosen = torch.tensor([path.token for path in alive], device=device)
+        at = torch.tensor([len(path.row.tokens) - 2 + depth for path in alive], device=device)
         inputs = self.trunk.layer_input(self.embedding[chosen].to(self.output), hidden)
         queries, keys, values = self.trunk.queries_keys_values(inputs, at)
         attended: list[torch.Tensor] = []
-        for i, chain in enumerate(alive):
-            chain.cache.write(keys[i : i + 1], values[i : i + 1], depth - 1)
-            attended.append(chain.cache.attend(queries[i], depth))
+        for i, path in enumerate(alive):
+            path.cache.write(keys[i : i + 1], values[i : i + 1], depth - 1)
+            attended.append(path.cache.attend(queries[i], depth))
         return hidden, torch.stack(attended)
 
-    def _extend(self, alive: Sequence[_Chain], logits: torch.Tensor, depth: int) -> list[int]:
-        """Choose each row's next token; indices of the rows worth deepening."""
-        best = logits.max(dim=-1)
-        norm = logits.logsumexp(dim=-1)
-        index, share = best.indices.tolist(), (best.values - norm).exp().tolist()
+    def _extend(self, alive: Sequence[_Path], logits: torch.Tensor, depth: int, extend: Extend) -> list[int]:
+        """Offer each row's candidates; indices of the rows that go deeper."""
+        top = logits.topk(self.width, dim=-1)
+        shares = (top.values - logits.logsumexp(dim=-1, keepdim=True)).exp().tolist()
+        picks = top.indices.tolist()
         kept: list[int] = []
-        for i, chain in enumerate(alive):
-            if not 0.0 <= share[i] <= 1.001:
+        for i, path in enumerate(alive):
+            if not 0.0 <= shares[i][0] <= 1.001:
                 continue
-            pick, confidence = index[i], min(share[i], 1.0)
-            if chain.row.temperature > 0 and chain.row.noise is not None:
-                pick = self._sample(chain.row, logits[i], depth)
-                confidence = min(1.0, float((logits[i, pick] - norm[i]).exp()))
-            chain.tokens.append(int(self._ids[pick]))
-            chain.confidence.append(confidence)
-            chain.reach *= confidence
-            if chain.reach >= chain.floor and depth + 1 < chain.limit:
+            if path.row.temperature > 0 and path.row.noise is not None:
+                guesses = self._sample(path.row, logits[i], depth)
+            else:
+                guesses = [(self._ids[p], min(c, 1.0)) for p, c in zip(picks[i], shares[i], strict=True)]
+            token = extend(path.at, guesses)
+            if token is not None and depth + 1 < path.limit:
+                path.token = token
                 kept.append(i)
         return kept
 
-    def _sample(self, row: DraftRow, logits: torch.Tensor, depth: int) -> int:
-        """argmax(log q_T + noise) with the noise verification will use (Daliri et al. 2408.07978)."""
+    def _sample(self, row: DraftRow, logits: torch.Tensor, depth: int) -> list[Guess]:
+        """The top of log q_T + noise, the noise being what verification will use (Daliri et al. 2408.07978).
+
+        Siblings share it. The gap to the next candidate under the known noise tells more about a
+        candidate's chance than q does, so that is the confidence.
+        """
         assert row.noise is not None
         top = logits.topk(self.sample_candidates)
         noise = row.noise.gumbel(row.output_length + depth, self.trunk.token_ids[top.indices])
         perturbed = top.values.double() / row.temperature + noise.to(logits.device)
-        return int(top.indices[perturbed.argmax()])
+        best = perturbed.topk(self.width)
+        confidence = (best.values - perturbed.logsumexp(-1)).exp().tolist()
+        return [
+            (self._ids[pick], c)
+            for pick, c in zip(top.indices[best.indices].tolist(), confidence, strict=True)
+        ]
 
     def add_domain(self, domain: str, parent: str | None = None) -> None:
         """Give a domain an expert, a copy of ``parent``'s or the trunk unchanged."""

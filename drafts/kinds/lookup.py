@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from drafts.config import LookupConfig
-from drafts.kinds.base import DraftRow, Source
-from drafts.proposal import EMPTY, Proposal
+from drafts.kinds.base import DraftRow, Guess, MemorySource
 
 _BASE = 1_000_003
 _MASK = 2**61 - 1
@@ -31,6 +30,7 @@ class SuffixIndex:
             (order, pow(_BASE, order, _MASK), {}, []) for order in orders
         ]
         self._prefix = [0]
+        self._found: tuple[int, int, int] | None = None
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Index the tokens that are new since the last call."""
@@ -60,6 +60,12 @@ class SuffixIndex:
                 return best, length
         return 0, 0
 
+    def match(self, tokens: Sequence[int]) -> tuple[int, int]:
+        """:meth:`longest`, computed once per length of the text."""
+        if self._found is None or self._found[0] != len(tokens):
+            self._found = (len(tokens), *self.longest(tokens))
+        return self._found[1:]
+
     def __len__(self) -> int:
         return len(self._prefix) - 1
 
@@ -83,7 +89,7 @@ class SuffixIndex:
         return length
 
 
-class LookupSource(Source):
+class LookupSource(MemorySource):
     """Copies on after the longest earlier occurrence of the text's suffix (prompt lookup decoding).
 
     Confidence grows with the match: m / (m + 1.25), close to what was measured (0.4 accepted after one
@@ -95,24 +101,24 @@ class LookupSource(Source):
     def __init__(self, config: LookupConfig | None = None) -> None:
         self.config = config or LookupConfig()
 
-    def propose(self, rows: Sequence[DraftRow], limits: Sequence[int]) -> list[Proposal]:
-        """One chain per row; a match that reaches the end of the text repeats with its period."""
-        return [self._chain(row, limit) for row, limit in zip(rows, limits, strict=True)]
+    def guesses(self, row: DraftRow, path: Sequence[int]) -> list[Guess]:
+        """The token after the match, as long as ``path`` is a copy of it.
 
-    def _chain(self, row: DraftRow, limit: int) -> Proposal:
-        if limit <= 0:
-            return EMPTY
+        A match that reaches the end of the text repeats with its period.
+        """
         index = row.scratch.get(self.name)
         if not isinstance(index, SuffixIndex) or len(index) > len(row.tokens):
             c = self.config
             index = row.scratch[self.name] = SuffixIndex(c.min_match, c.max_match, c.candidates)
         index.extend(row.tokens)
-        at, length = index.longest(row.tokens)
+        at, length = index.match(row.tokens)
         if not length:
-            return EMPTY
-        copied = list(row.tokens[at : at + limit])
-        period = len(copied)
-        while len(copied) < limit:
+            return []
+        period = len(row.tokens) - at
+        copied = row.tokens[at : at + len(path) + 1]
+        while len(copied) <= len(path):
             copied.append(copied[-period])
-        confidence = [m / (m + 1.25) for m in range(length, length + limit)]
-        return Proposal.chain(copied, self.name, confidence)
+        if list(path) != copied[: len(path)]:
+            return []
+        matched = length + len(path)
+        return [(copied[len(path)], matched / (matched + 1.25))]

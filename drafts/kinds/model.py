@@ -13,8 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 from drafts.config import ModelConfig
 from drafts.errors import InvalidValueError
-from drafts.kinds.base import DraftRow, NeuralSource
-from drafts.proposal import EMPTY, Proposal
+from drafts.kinds.base import DraftRow, Extend, Guess, NeuralSource
 
 logger = logging.getLogger(__name__)
 
@@ -43,11 +42,19 @@ class DraftModel:
         vocab_size: Real vocabulary of the tokenizer; the output matrix may be padded beyond it.
         max_depth: Longest chain, in tokens.
         candidates: Tokens that compete under the noise of sampled requests.
+        width: Candidates named per position.
         label: How messages name it.
     """
 
     def __init__(
-        self, model: Any, vocab_size: int, *, max_depth: int = 6, candidates: int = 256, label: str = "draft"
+        self,
+        model: Any,
+        vocab_size: int,
+        *,
+        max_depth: int = 6,
+        candidates: int = 256,
+        width: int = 3,
+        label: str = "draft",
     ) -> None:
         embedded = model.get_input_embeddings().weight.shape[0]
         if embedded < vocab_size:
@@ -60,6 +67,7 @@ class DraftModel:
         self.vocab_size = vocab_size
         self.max_depth = max_depth
         self.candidates = min(candidates, vocab_size)
+        self.width = width
         self.label = label
         config = model.config.get_text_config()
         self.max_positions = int(getattr(config, "max_position_embeddings", 0) or 2**31)
@@ -160,13 +168,10 @@ class ModelSource(NeuralSource):
         """Release the domain's own model."""
         self._own.pop(domain, None)
 
-    def propose_priced(
-        self, rows: Sequence[DraftRow], limits: Sequence[int], floors: Sequence[float]
-    ) -> list[Proposal]:
-        """One chain per row, deepened while its product of confidences is above the floor."""
-        return [
-            self._chain(row, limit, floor) for row, limit, floor in zip(rows, limits, floors, strict=True)
-        ]
+    def draft(self, rows: Sequence[DraftRow], limits: Sequence[int], extend: Extend) -> None:
+        """See :meth:`NeuralSource.draft`."""
+        for index, (row, limit) in enumerate(zip(rows, limits, strict=True)):
+            self._draft(index, row, limit, extend)
 
     def describe(self, domain: str) -> dict[str, int | float | str]:
         """Name and size in bytes of the model that drafts for a domain."""
@@ -176,31 +181,26 @@ class ModelSource(NeuralSource):
         size = sum(p.numel() * p.element_size() for p in draft.model.parameters())
         return {"model": draft.label, "bytes": size}
 
-    def _chain(self, row: DraftRow, limit: int, floor: float) -> Proposal:
+    def _draft(self, index: int, row: DraftRow, limit: int, extend: Extend) -> None:
         draft = self._own.get(row.domain, self.default)
         if draft is None or limit <= 0 or not row.tokens:
-            return EMPTY
+            return
         limit = min(limit, draft.max_depth, self._room(draft, row))
         if limit <= 0:
-            return EMPTY
+            return
         state = row.scratch.get(self.name)
         if not isinstance(state, _RowState) or state.draft is not draft:
             state = row.scratch[self.name] = _RowState(draft)
-        tokens: list[int] = []
-        confidence: list[float] = []
-        reach = 1.0
         logits = state.catch_up(row.tokens)
-        while bool(torch.isfinite(logits).all()):
-            token, probability = _choose(draft, logits, row, len(tokens))
-            tokens.append(token)
-            confidence.append(probability)
-            reach *= probability
-            if len(tokens) == limit or reach <= floor:
-                return Proposal.chain(tokens, self.name, confidence)
+        for depth in range(limit):
+            if not bool(torch.isfinite(logits).all()):
+                logger.warning("draft model %s gave non-finite logits; no proposal", draft.label)
+                row.scratch.pop(self.name)
+                return
+            token = extend(index, _choose(draft, logits, row, depth))
+            if token is None or depth + 1 == limit:
+                return
             logits = state.feed([token])
-        logger.warning("draft model %s gave non-finite logits; no proposal", draft.label)
-        row.scratch.pop(self.name)
-        return EMPTY
 
     @staticmethod
     def _room(draft: DraftModel, row: DraftRow) -> int:
@@ -214,13 +214,15 @@ class ModelSource(NeuralSource):
         return room
 
 
-def _choose(draft: DraftModel, logits: torch.Tensor, row: DraftRow, depth: int) -> tuple[int, float]:
-    """The argmax, for sampled rows under the noise that verification will use, and its probability."""
+def _choose(draft: DraftModel, logits: torch.Tensor, row: DraftRow, depth: int) -> list[Guess]:
+    """The most probable tokens; for sampled rows the top under the noise that verification will use."""
     if row.temperature <= 0 or row.noise is None:
-        value, index = logits.max(dim=-1)
-        return int(index), min(1.0, float((value - logits.logsumexp(-1)).exp()))
-    scaled = logits.double() / row.temperature
-    top = scaled.topk(draft.candidates)
-    noise = row.noise.gumbel(row.output_length + depth, top.indices.cpu())
-    best = int((top.values + noise.to(top.values.device)).argmax())
-    return int(top.indices[best]), min(1.0, float((top.values[best] - scaled.logsumexp(-1)).exp()))
+        scores, ids = logits, torch.arange(len(logits), device=logits.device)
+    else:
+        scaled = logits.double() / row.temperature
+        top = scaled.topk(draft.candidates)
+        noise = row.noise.gumbel(row.output_length + depth, top.indices.cpu())
+        scores, ids = top.values + noise.to(top.values.device), top.indices
+    best = scores.topk(min(draft.width, len(scores)))
+    confidence = (best.values - scores.logsumexp(-1)).exp().clamp(max=1.0).tolist()
+    return list(zip(ids[best.indices].tolist(), confidence, strict=True))

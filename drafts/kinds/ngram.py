@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from heapq import nlargest
+from operator import itemgetter
 from typing import ClassVar
 
 import torch
 
 from drafts.config import NgramConfig
-from drafts.kinds.base import DraftRow, Source
+from drafts.kinds.base import DraftRow, Guess, MemorySource
 from drafts.memory import Memory, context_keys
-from drafts.proposal import EMPTY, Proposal
 
 View = tuple[dict[int, dict[int, float]], float, float]
 """Contexts with their followers' weights, a factor for the weights, and what a follower counts in T."""
@@ -25,7 +26,7 @@ class _OwnText:
     contexts: dict[int, dict[int, float]] = field(default_factory=dict)
 
 
-class NgramSource(Source):
+class NgramSource(MemorySource):
     """Chains of the most probable continuation under blended n-gram counts.
 
     The distribution of a context of order o is Witten-Bell's: (c(x) + T p'(x)) / (C + T) with C the
@@ -46,9 +47,15 @@ class NgramSource(Source):
         self._memories: dict[str, Memory] = {}
         self.add_domain(base)
 
-    def propose(self, rows: Sequence[DraftRow], limits: Sequence[int]) -> list[Proposal]:
-        """One chain per row; it ends where confidence falls below ``config.floor``."""
-        return [self._chain(row, limit) for row, limit in zip(rows, limits, strict=True)]
+    def guesses(self, row: DraftRow, path: Sequence[int]) -> list[Guess]:
+        """The most probable next tokens under the blend; none below ``config.floor`` but the best."""
+        if len(path) >= self.config.max_order:
+            text = path[-self.config.max_order :]
+        else:
+            text = [*row.tokens[len(path) - self.config.max_order :], *path]
+        found = self._blend(text, self._views(row))
+        floor = self.config.floor
+        return [guess for at, guess in enumerate(found) if guess[1] >= (0.5 * floor if at else floor)]
 
     def finish(self, row: DraftRow) -> None:
         """Learn the request's answer in one pass, if it may be stored."""
@@ -134,13 +141,6 @@ class NgramSource(Source):
     def _memory(self, domain: str) -> Memory | None:
         return self._memories.get(self.base if self.config.shared else domain)
 
-    def _chain(self, row: DraftRow, limit: int) -> Proposal:
-        if limit <= 0 or not row.tokens:
-            return EMPTY
-        context = row.tokens[-self.config.max_order :]
-        tokens, confidence = self._walk(context, self._views(row), limit)
-        return Proposal.chain(tokens, self.name, confidence) if tokens else EMPTY
-
     def _views(self, row: DraftRow) -> list[View]:
         views: list[View] = []
         memory = self._memory(row.domain)
@@ -176,16 +176,16 @@ class NgramSource(Source):
         tokens: list[int] = []
         confidence: list[float] = []
         while len(tokens) < limit:
-            step = self._step(text, views)
-            if step is None or step[1] < self.config.floor:
+            found = self._blend(text, views)
+            if not found or found[0][1] < self.config.floor:
                 break
-            tokens.append(step[0])
-            confidence.append(step[1])
-            text.append(step[0])
+            tokens.append(found[0][0])
+            confidence.append(found[0][1])
+            text.append(found[0][0])
         return tokens, confidence
 
-    def _step(self, text: Sequence[int], views: Sequence[View]) -> tuple[int, float] | None:
-        """The most probable next token and its probability, longest order first.
+    def _blend(self, text: Sequence[int], views: Sequence[View]) -> list[Guess]:
+        """The most probable next tokens and their probabilities, longest order first.
 
         ``left`` is the probability that longer orders leave to shorter ones; once it is negligible,
         the rest is not read.
@@ -213,7 +213,5 @@ class NgramSource(Source):
             left = share * distinct
             if left < 0.02:
                 break
-        if not mixed:
-            return None
-        best = max(mixed, key=mixed.__getitem__)
-        return best, min(mixed[best], 1.0)
+        best = nlargest(self.config.width, mixed.items(), key=itemgetter(1))
+        return [(token, min(weight, 1.0)) for token, weight in best]

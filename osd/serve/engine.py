@@ -209,13 +209,14 @@ class Engine:
         limits = [self._limit(row) for row in decoding]
         price = Price(len(decoding), self.costs.ms, self.settings.fixed_k)
         proposals = self.drafter.propose([row.draft for row in decoding], limits, price)
-        return [proposal.first(limit) for proposal, limit in zip(proposals, limits, strict=True)]
+        room = [self.max_length - len(row.draft.tokens) for row in decoding]
+        return [proposal.first(max(count, 0)) for proposal, count in zip(proposals, room, strict=True)]
 
     def _version(self, domain: str) -> int:
         return 0 if self.drafter is None else self.drafter.version(domain)
 
     def _limit(self, row: Row) -> int:
-        """Most nodes worth verifying: room is left for the bonus token in output and cache."""
+        """Deepest proposal: room is left for the bonus token in output and cache."""
         cap = row.request.sampling.k
         depth = self.settings.max_depth if cap is None else min(cap, self.settings.max_depth)
         return max(min(depth, row.remaining - 1, self.max_length - len(row.draft.tokens)), 0)

@@ -4,26 +4,23 @@ from collections.abc import Sequence
 
 import pytest
 
-from drafts.kinds.base import DraftRow, NeuralSource, Source
+from drafts.kinds.base import DraftRow, MemorySource, NeuralSource
 from drafts.mixture import Mixture
-from drafts.proposal import EMPTY, Price, Proposal
+from drafts.proposal import EMPTY, Price
 
 
-class Scripted(Source):
-    """Always proposes the same tokens with the same confidence."""
+class Scripted(MemorySource):
+    """Always guesses the same tokens with the same confidence."""
 
     name = "scripted"
 
     def __init__(self, tokens: Sequence[int], confidence: float) -> None:
         self.tokens, self.confidence, self.learned = tokens, confidence, 0
 
-    def propose(self, rows, limits):
-        return [
-            Proposal.chain(self.tokens[:limit], "scripted", [self.confidence] * len(self.tokens[:limit]))
-            if limit
-            else EMPTY
-            for limit in limits
-        ]
+    def guesses(self, row, path):
+        if list(path) != list(self.tokens[: len(path)]) or len(path) >= len(self.tokens):
+            return []
+        return [(self.tokens[len(path)], self.confidence)]
 
     def finish(self, row):
         self.learned += 1
@@ -37,12 +34,12 @@ class Head(NeuralSource):
     def __init__(self, tokens: Sequence[int], confidence: float) -> None:
         self.tokens, self.confidence, self.calls = tokens, confidence, 0
 
-    def propose_priced(self, rows, limits, floors):
+    def draft(self, rows, limits, extend):
         self.calls += 1
-        return [
-            Proposal.chain(self.tokens[:limit], "head", [self.confidence] * len(self.tokens[:limit]))
-            for limit in limits
-        ]
+        for index, limit in enumerate(limits):
+            for token in self.tokens[:limit]:
+                if extend(index, [(token, self.confidence)]) is None:
+                    break
 
 
 def row(domain: str = "math", **extra) -> DraftRow:
@@ -64,9 +61,7 @@ def run(mixture: Mixture, truth: Sequence[int], steps: int, domain: str = "math"
     for _ in range(steps):
         request = row(domain)
         proposal = mixture.propose([request], [4], asking)[0]
-        matched = 0
-        while matched < len(proposal) and proposal.tokens[matched] == truth[matched]:
-            matched += 1
+        matched = len(proposal.path(truth))
         emitted = truth[: matched + 1]
         request.tokens.extend(emitted)
         mixture.observe([request], [proposal], [emitted])
@@ -76,19 +71,36 @@ def run(mixture: Mixture, truth: Sequence[int], steps: int, domain: str = "math"
 
 def test_the_source_that_is_right_wins_over_the_one_that_is_sure():
     liar, honest = Scripted([9, 9, 9], 0.95), Scripted([5, 6, 7], 0.5)
-    liar.name, honest.name = "liar", "honest"
     mixture = Mixture({"liar": liar, "honest": honest})
+    assert mixture.propose([row()], [1], price(fixed_k=1))[0].tokens == (9,)
     proposals = run(mixture, [5, 6, 7, 8], 120)
-    assert proposals[0].tokens[0] == 9
     assert all(proposal.tokens[:1] == (5,) for proposal in proposals[-20:])
+    assert mixture.propose([row()], [1], price(fixed_k=1))[0].tokens == (5,)
 
 
-def test_a_source_that_was_not_chosen_is_scored_too():
-    chosen, idle = Scripted([5, 6], 0.9), Scripted([5, 6], 0.1)
-    mixture = Mixture({"chosen": chosen, "idle": idle})
-    run(mixture, [5, 6, 7], 50)
-    assert mixture.describe("math")["idle"]["would_accept_per_ask"] > 0.9
-    assert mixture.describe("math")["idle"]["chosen"] < 50
+def test_sources_that_disagree_are_verified_side_by_side():
+    mixture = Mixture({"a": Scripted([5, 6], 0.6), "b": Scripted([7, 8], 0.6)})
+    proposals = [run(mixture, truth, 1)[0] for _ in range(60) for truth in ([5, 6, 1], [7, 8, 1])]
+    wide = [proposal for proposal in proposals[-20:] if not proposal.is_chain]
+    assert wide
+    assert {"a", "b"} <= set(wide[-1].sources)
+
+
+def test_a_fixed_k_gives_a_chain():
+    mixture = Mixture({"a": Scripted([5, 6], 0.6), "b": Scripted([7, 8], 0.6)})
+    proposal = mixture.propose([row()], [8], price(fixed_k=4))[0]
+    assert proposal.is_chain
+    assert len(proposal) == 2
+
+
+def test_a_source_that_was_not_verified_is_scored_too():
+    mixture = Mixture({"chosen": Scripted([9], 0.9), "idle": Scripted([5], 0.2)})
+    request = row()
+    proposals = mixture.propose([request], [1], price(fixed_k=1))
+    assert proposals[0].tokens == (9,)
+    mixture.observe([request], proposals, [[5]])
+    assert mixture.describe("math")["idle"]["would_accept_per_ask"] == 1.0
+    assert mixture.describe("math")["idle"]["chosen"] == 0
 
 
 def test_domains_keep_their_own_scores():

@@ -9,15 +9,17 @@ from typing import Any
 
 import torch
 
-from drafts.kinds.base import DraftRow, Source
+from drafts.kinds.base import DraftRow, MemorySource, Source
 from drafts.mixture import Mixture
-from drafts.proposal import EMPTY, Proposal
 from osd.serve.controller import StepCosts
 from osd.serve.engine import Engine, EngineSettings
 from osd.serve.load import build_target
 from osd.serve.row import Outcome, Submission
 from osd.types import Assignment, GenerationRequest, SamplingParams
 from tests.tiny import VOCAB, tiny_model
+
+LIMIT = 8
+"""Most tokens a script is asked for."""
 
 
 class LetterTokenizer:
@@ -29,20 +31,32 @@ class LetterTokenizer:
         return "".join(chr(0x100 + i) for i in ids if i not in self.all_special_ids)
 
 
-class Forced(Source):
-    """Proposes from a script: ``script(row, limit)`` returns the tokens to propose."""
+class Forced(MemorySource):
+    """Proposes from a script: ``script(row, limit)`` returns the tokens to propose in this step."""
 
     name = "forced"
 
     def __init__(self, script: Callable[[DraftRow, int], Sequence[int]]) -> None:
         self.script = script
 
-    def propose(self, rows, limits):
-        proposals = []
-        for row, limit in zip(rows, limits, strict=True):
-            tokens = list(self.script(row, limit))[:limit] if limit else []
-            proposals.append(Proposal.chain(tokens, self.name, [0.9] * len(tokens)) if tokens else EMPTY)
-        return proposals
+    def guesses(self, row, path):
+        if not path:
+            row.scratch[self.name] = list(self.script(row, LIMIT))
+        tokens = row.scratch[self.name]
+        if list(path) != tokens[: len(path)] or len(path) >= len(tokens):
+            return []
+        return [(tokens[len(path)], 0.9)]
+
+
+class Branching(Forced):
+    """Names wrong tokens beside the scripted ones, so that every proposal is a tree.
+
+    The scripted token comes last, and each position also names one of its neighbours.
+    """
+
+    def guesses(self, row, path):
+        found = super().guesses(row, path)
+        return [*(((token + 1) % VOCAB, 0.9) for token, _ in found), *found]
 
 
 class Told:

@@ -1,0 +1,53 @@
+"""Neural sources are asked where they earn their time, and can come back."""
+
+from drafts.neural_pricing import REFRESH_STEPS, NeuralPricing
+
+
+def choose(pricing: NeuralPricing, sure=(0.0,), goodput: float = 0.05) -> list[bool]:
+    return pricing.choose(["d"] * len(sure), list(sure), goodput, node_ms=0.5)
+
+
+def test_a_source_that_adds_nothing_is_asked_once_in_a_while():
+    pricing = NeuralPricing()
+    for _ in range(300):
+        pricing.note_gain("d", 0.0, 0.0, 2.0)
+    asked = sum(choose(pricing)[0] for _ in range(10 * REFRESH_STEPS))
+    assert asked == 10
+
+
+def test_a_source_that_adds_much_is_asked_always():
+    pricing = NeuralPricing()
+    for _ in range(100):
+        pricing.note_gain("d", 0.0, 1.5, 2.0)
+    assert all(choose(pricing)[0] for _ in range(100))
+
+
+def test_rows_whose_memories_are_sure_are_left_out():
+    pricing = NeuralPricing()
+    for _ in range(200):
+        pricing.note_gain("d", 0.1, 1.0, 2.0)
+        pricing.note_gain("d", 0.95, 0.0, 2.0)
+    assert choose(pricing, (0.1, 0.95, 0.1)) == [True, False, True]
+
+
+def test_a_dear_call_is_not_made():
+    pricing = NeuralPricing()
+    for _ in range(100):
+        pricing.note_call(1, 400.0)
+    assert not choose(pricing, goodput=0.1)[0]
+
+
+def test_one_slow_call_counts_little():
+    pricing = NeuralPricing()
+    before = pricing.call_ms(1)
+    pricing.note_call(1, 1000.0)
+    assert pricing.call_ms(1) < 1.5 * before
+
+
+def test_forgetting_a_domain_starts_it_anew():
+    pricing = NeuralPricing()
+    fresh = choose(NeuralPricing())
+    for _ in range(300):
+        pricing.note_gain("d", 0.0, 0.0, 2.0)
+    pricing.forget("d")
+    assert choose(pricing) == fresh
