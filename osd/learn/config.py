@@ -101,20 +101,31 @@ class LearnConfig(_Config):
         description="Positions drawn per update, as a multiple of those that arrived since the last one. "
         "More than about one pass over few records learns them by heart.",
     )
-    positions_per_step: int = Field(default=32, ge=1, le=65536, description="Positions per optimiser step.")
+    positions_per_step: int = Field(default=128, ge=1, le=65536, description="Positions per optimiser step.")
+    positions_per_slice: int = Field(
+        default=32,
+        ge=1,
+        le=65536,
+        description="Positions whose gradient is computed between two engine steps, so that none waits long.",
+    )
     loss: Literal["forward_kl", "reverse_kl", "jensen_shannon", "total_variation"] = Field(
         default="forward_kl", description="Distillation loss."
     )
     focus: Literal["wrong", "weighted", "all"] = Field(
         default="weighted",
-        description="Positions that count: those where this expert was wrong, all with the right ones "
-        "weighted by right_weight, or all alike.",
+        description="Positions that count: those where this expert was wrong; those, with the right ones "
+        "polished by right_loss; or all alike.",
     )
-    right_weight: float = Field(
-        default=0.3,
+    right_share: float = Field(
+        default=0.9,
         ge=0.0,
         le=1.0,
-        description="With focus weighted, weight of positions the expert had right.",
+        allow_inf_nan=False,
+        description="With focus weighted, share of the loss that positions the expert had right make up.",
+    )
+    right_loss: Literal["forward_kl", "reverse_kl", "jensen_shannon", "total_variation"] = Field(
+        default="total_variation",
+        description="With focus weighted, the loss of positions the expert had right.",
     )
     rate: float = Field(
         default=5e-4,

@@ -63,29 +63,41 @@ class ExpertLearner:
         self.optimiser.load_state_dict(copy.deepcopy(self._good.optimiser))
 
     def step(self, batch: Batch) -> float | None:
-        """One optimiser step; the loss, or ``None`` when something was not finite and nothing changed.
+        """One optimiser step on one batch; see :meth:`accumulate` and :meth:`apply`."""
+        loss = self.accumulate(batch)
+        return loss if loss is not None and self.apply() else None
 
-        A batch whose positions all weigh nothing is a no-op with loss 0. The mean is over the weight, so the
+    def accumulate(self, batch: Batch, share: float = 1.0) -> float | None:
+        """Add ``share`` of a batch's gradient; the loss, or ``None`` when it is not finite.
+
+        A batch whose positions all weigh nothing is a no-op with loss 0. Means are over the weight, so the
         rate does not depend on how many positions were wrong (ALGORITHMS.md, 5.4).
         """
         with torch.enable_grad():
             logits = self.head.logits(batch.hidden, self.masters)
-            weight = self._weights(logits.detach(), batch)
-            total = weight.sum()
-            if float(total) <= 0.0:
+            loss = self._loss(logits, batch)
+            if loss is None:
                 return 0.0
-            loss = (LOSSES[self.config.loss](logits, batch.target) * weight).sum() / total
-            self.optimiser.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
+            if not bool(torch.isfinite(loss)):
+                self.optimiser.zero_grad()
+                return None
+            (share * loss).backward()  # type: ignore[no-untyped-call]
+        return float(loss.detach())
+
+    def apply(self) -> bool:
+        """One optimiser step by what was accumulated; False when it is not finite and nothing changed."""
+        if all(tensor.grad is None for tensor in self.masters.values()):
+            return True
         norm = torch.nn.utils.clip_grad_norm_(list(self.masters.values()), self.config.clip)
-        if not bool(torch.isfinite(norm) & torch.isfinite(loss)):
+        if not bool(torch.isfinite(norm)):
             self.optimiser.zero_grad()
-            return None
+            return False
         self.optimiser.step()
+        self.optimiser.zero_grad()
         if not self.is_finite:
             self.restore()
-            return None
-        return float(loss.detach())
+            return False
+        return True
 
     @property
     def is_finite(self) -> bool:
@@ -103,10 +115,25 @@ class ExpertLearner:
             return self.config.rate * self.config.bias_factor
         return self.config.rate * (1.0 if name.startswith("output") else self.config.inner_factor)
 
-    def _weights(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """Weight of each position by the configured focus, float ``[N]``."""
-        if self.config.focus == "all":
-            return torch.ones(len(batch.emitted), device=logits.device)
-        right = is_right(logits, batch.emitted, self.head.token_ids)
-        low = self.config.right_weight if self.config.focus == "weighted" else 0.0
-        return torch.where(right, low, 1.0)
+    def _loss(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor | None:
+        """The configured loss where this expert is wrong, and what keeps and sharpens what it has right.
+
+        ``None`` when no position counts. Distilling wrong positions alone lowers agreement on later
+        requests, since the few records are learned by heart; polishing the right ones by total variation,
+        which has no gradient where the head is far off, raises it (docs/decisions.md).
+        """
+        config = self.config
+        if config.focus == "all":
+            return LOSSES[config.loss](logits, batch.target).mean()
+        right = is_right(logits.detach(), batch.emitted, self.head.token_ids)
+        share = config.right_share if config.focus == "weighted" else 0.0
+        terms = (
+            (LOSSES[config.loss], torch.where(right, 0.0, 1.0), 1.0 - share),
+            (LOSSES[config.right_loss], torch.where(right, 1.0, 0.0), share),
+        )
+        parts = [
+            weight * (loss(logits, batch.target) * counts).sum() / counts.sum()
+            for loss, counts, weight in terms
+            if weight > 0.0 and float(counts.sum()) > 0.0
+        ]
+        return torch.stack(parts).sum() if parts else None

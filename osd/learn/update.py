@@ -14,7 +14,7 @@ from osd.learn.learner import ExpertLearner
 
 
 class Update:
-    """At most ``config.steps`` optimiser steps on the buffer, then the guard's comparison record by record.
+    """At most ``config.steps`` optimiser steps on the buffer, cut into slices, then the guard's comparison record by record.
 
     Args:
         head: The draft.
@@ -46,7 +46,9 @@ class Update:
         self.candidate: Expert = {}
         self._to_draft = to_draft
         drawn = config.passes * domain.positions_since_update
-        self._steps_left = min(config.steps, max(1, round(drawn / config.positions_per_step)))
+        steps = min(config.steps, max(1, round(drawn / config.positions_per_step)))
+        self._slices = max(1, round(config.positions_per_step / config.positions_per_slice))
+        self._slices_left = steps * self._slices
         self._comparison = Comparison()
         self._held = list(domain.buffer.held)
         domain.since_update = domain.positions_since_update = 0
@@ -58,13 +60,12 @@ class Update:
 
     def advance(self) -> bool:
         """Do one slice; False when nothing is left."""
-        if self._steps_left > 0:
-            self._steps_left -= 1
-            drawn = self.domain.buffer.draw(self.config.positions_per_step)
-            if drawn and self._learner.step(collate(drawn, self._to_draft)) is None:
+        if self._slices_left > 0:
+            self._slices_left -= 1
+            if not self._train():
                 self.failures += 1
                 self._learner.restore()
-                self._steps_left, self._held = 0, []
+                self._slices_left, self._held = 0, []
             return True
         if not self.candidate:
             self.candidate = self._learner.candidate()
@@ -75,6 +76,14 @@ class Update:
         mine = score(self.head, record, self.candidate, self._to_draft)
         self._comparison.add(served, mine)
         return True
+
+    def _train(self) -> bool:
+        """One slice of a step, the last of which applies it; False when something was not finite."""
+        config = self.config
+        drawn = self.domain.buffer.draw(min(config.positions_per_slice, config.positions_per_step))
+        if drawn and self._learner.accumulate(collate(drawn, self._to_draft), 1.0 / self._slices) is None:
+            return False
+        return self._slices_left % self._slices > 0 or self._learner.apply()
 
     def verdict(self) -> Verdict:
         """The guard's verdict on what was compared."""

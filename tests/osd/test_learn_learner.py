@@ -9,7 +9,7 @@ from osd.learn.config import BufferConfig, LearnConfig
 from osd.learn.distill import Batch, collate, encode, is_right, make_record, pending, score
 from osd.learn.head import EagleHead
 from osd.learn.learner import ExpertLearner
-from osd.learn.losses import SparseTarget, draft_index
+from osd.learn.losses import SparseTarget, draft_index, forward_kl, total_variation
 from osd.learn.record import BufferRecord
 from osd.learn.unroll import unroll
 from osd.types import FinishedRecord
@@ -162,18 +162,44 @@ def test_a29_a_batch_without_weight_is_a_no_op() -> None:
         assert torch.equal(tensor, before[name])
 
 
-def test_focus_weighs_wrong_positions_only_all_or_some() -> None:
-    head = tiny_head("math")
+def half_wrong(head) -> tuple[Batch, torch.Tensor]:
+    """A batch of which the served expert has every other position wrong, and where."""
     batch = all_rows([scored(head, finished(n)) for n in range(4)])
     logits = head.logits(batch.hidden, head.served("math"))
     emitted = IDS[logits.argmax(-1)].clone()
     emitted[::2] = 1 + (emitted[::2] + 1) % 48
-    batch = Batch(batch.hidden, batch.target, emitted)
-    wrong = ~is_right(logits, emitted, IDS)
-    for focus, right_weight in (("wrong", 0.0), ("weighted", 0.3), ("all", 1.0)):
-        learner = ExpertLearner(head, head.served("math"), LearnConfig(focus=focus))  # type: ignore[arg-type]
-        weights = learner._weights(logits, batch)
-        assert torch.equal(weights, torch.where(wrong, 1.0, right_weight))
+    return Batch(batch.hidden, batch.target, emitted), ~is_right(logits, emitted, IDS)
+
+
+def test_focus_distils_wrong_positions_alone_with_the_right_ones_polished_or_all() -> None:
+    head = tiny_head("math")
+    batch, wrong = half_wrong(head)
+    logits = head.logits(batch.hidden, head.served("math"))
+    kl, tv = forward_kl(logits, batch.target), total_variation(logits, batch.target)
+    expected = {
+        "wrong": kl[wrong].mean(),
+        "weighted": 0.25 * kl[wrong].mean() + 0.75 * tv[~wrong].mean(),
+        "all": kl.mean(),
+    }
+    for focus, loss in expected.items():
+        config = LearnConfig(focus=focus, right_share=0.75)  # type: ignore[arg-type]
+        learner = ExpertLearner(head, head.served("math"), config)
+        assert learner.step(batch) == pytest.approx(float(loss), rel=1e-5)
+
+
+def test_a_step_cut_into_slices_equals_a_whole_one() -> None:
+    head = tiny_head("math")
+    batch, _ = half_wrong(head)
+    whole, cut = (ExpertLearner(head, head.served("math"), LearnConfig(focus="all")) for _ in range(2))
+    whole.step(batch)
+    half = len(batch.emitted) // 2
+    for rows in (slice(0, half), slice(half, 2 * half)):
+        index = torch.arange(len(batch.emitted))[rows]
+        part = Batch(batch.hidden[index], batch.target.rows(index), batch.emitted[index])
+        assert cut.accumulate(part, 0.5) is not None
+    assert cut.apply()
+    for name, tensor in cut.candidate().items():
+        assert torch.allclose(tensor.float(), whole.candidate()[name].float(), atol=1e-6)
 
 
 def test_a_record_with_features_that_are_not_finite_is_refused() -> None:
