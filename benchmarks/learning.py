@@ -27,6 +27,9 @@ from router.app.traffic import TrafficItem, read_traffic
 
 Counts = dict[int, tuple[int, int]]
 
+LEARNED = ("updates", "published", "rolled_back", "rejected", "share_of_busy_time")
+"""What of the engine's learning figures goes into the result."""
+
 
 def by_label(files: list[str], count: int, labels: list[str] | None = None) -> dict[str, list[TrafficItem]]:
     """The first ``count`` requests of every label (or of the named ones), files in order."""
@@ -42,8 +45,10 @@ def by_label(files: list[str], count: int, labels: list[str] | None = None) -> d
     return groups
 
 
-def serve(items: list[TrafficItem], arguments: argparse.Namespace, freeze: bool) -> Counts:
-    """Tokens and target passes of every request, from an empty state."""
+def serve(
+    items: list[TrafficItem], arguments: argparse.Namespace, freeze: bool
+) -> tuple[Counts, dict[str, float]]:
+    """Tokens and target passes of every request, from an empty state; and what was learned."""
     settings = ReplaySettings(
         concurrency=arguments.concurrency, seed=arguments.seed, freeze=freeze, k=arguments.k
     )
@@ -52,13 +57,15 @@ def serve(items: list[TrafficItem], arguments: argparse.Namespace, freeze: bool)
         served = keep_in_flight(
             engine, items, concurrency=settings.concurrency, seed=settings.seed, sampling=sampling
         )
+        learned = {name: engine.stats()["learning"].get(name, 0) for name in LEARNED}
     done = [s for s in served if s.completion is not None]
-    return {
+    counts = {
         at: (len(s.completion.token_ids), len(s.completion.rounds))
         for at, item in enumerate(items)
         for s in done
         if s.item is item and s.completion is not None
     }
+    return counts, learned
 
 
 def compare(learning: Counts, frozen: Counts, last: int, seed: int) -> dict[str, float]:
@@ -102,11 +109,13 @@ def main() -> None:
     rows: dict[str, dict[str, float]] = {}
     print(f"{'label':15} {'requests':>8} {'frozen':>7} {'learning':>8} {'gain':>6}   95 % interval")
     for label, items in by_label(arguments.traffic, arguments.per_label, arguments.labels).items():
-        runs = [serve(items, arguments, freeze) for freeze in (False, True)]
-        row = rows[label] = compare(*runs, arguments.last, arguments.seed)
+        learning, learned = serve(items, arguments, freeze=False)
+        frozen, _ = serve(items, arguments, freeze=True)
+        row = rows[label] = compare(learning, frozen, arguments.last, arguments.seed) | learned
         print(
             f"{label:15} {row['requests']:8} {row['frozen']:7.2f} {row['learning']:8.2f} "
-            f"{row['gain']:+6.2f}   {row['low']:+.2f} … {row['high']:+.2f}",
+            f"{row['gain']:+6.2f}   {row['low']:+.2f} … {row['high']:+.2f}   "
+            f"{row['published']:.0f} of {row['updates']:.0f} updates published",
             flush=True,
         )
     text = json.dumps({"labels": rows, "provenance": provenance(arguments.seed, config=arguments.config)})

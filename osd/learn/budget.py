@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+FADE = 0.98
+"""How the longest slice of late is forgotten, per slice."""
+
 
 class Budget:
     """Earns ``share`` of busy time, spends what learning takes.
 
-    A slice is allowed while the balance is positive and may overdraw it by its own length, so the long-run
-    share holds whatever the slices cost. Time spent while idle is free but counted apart.
+    A slice is allowed while the balance covers one as long as the longest of late, so the share is not
+    overdrawn by learning itself, whatever its slices cost. Time spent while idle is free but counted apart.
 
     Args:
-        share: Share of busy time, learning included, in (0, 1).
+        share: Share of serving time, in (0, 1). Learning itself is not counted as serving, so the share of
+            both together is lower still.
         cap: Most seconds that can be saved up, so that a quiet hour is not followed by a stall.
     """
 
     def __init__(self, share: float, cap: float = 0.5) -> None:
-        self.rate = share / (1.0 - share)
+        self.rate = share
         self.cap = cap
         self.balance = 0.0
         self.busy = 0.0
         self.spent = 0.0
         self.idle_spent = 0.0
+        self._slice = 0.0
 
     def earn(self, busy_seconds: float) -> None:
         """Serving took ``busy_seconds``."""
@@ -34,13 +39,14 @@ class Budget:
         else:
             self.spent += seconds
             self.balance -= seconds
+            self._slice = min(max(seconds, FADE * self._slice), self.cap / 2)
 
     @property
     def allows(self) -> bool:
         """Whether another slice may run while requests wait."""
-        return self.balance > 0.0
+        return self.balance > self._slice
 
     @property
     def share(self) -> float:
-        """Measured share of busy time spent on learning; 0 before any."""
-        return self.spent / (self.busy + self.spent) if self.spent else 0.0
+        """Learning as a share of serving time; 0 before any."""
+        return self.spent / self.busy if self.busy else 0.0

@@ -92,7 +92,7 @@ class LearningScheduler:
     @property
     def wants_records(self) -> bool:
         """Whether one more request would be scored soon; evidence for others costs time for nothing."""
-        return self.config.enabled and len(self._queue) < WAITING
+        return self.config.enabled and len(self._queue) < WAITING and self.budget.balance >= 0.0
 
     def work(self, busy_seconds: float, idle: bool) -> bool:
         """One slice of a few milliseconds, if the budget allows; whether anything was done."""

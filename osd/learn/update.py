@@ -14,7 +14,7 @@ from osd.learn.learner import ExpertLearner
 
 
 class Update:
-    """At most ``config.steps`` optimiser steps on the buffer, cut into slices, then the guard's comparison record by record.
+    """At most ``config.steps`` optimiser steps in slices, then the guard's comparison record by record.
 
     Args:
         head: The draft.
