@@ -20,7 +20,6 @@ from starlette.responses import Response
 from drafts.errors import InvalidValueError, UnknownNameError
 from router.app import problems
 from router.app.body_limit import BodyLimit
-from router.app.chat import normalise_messages
 from router.app.json_response import Json
 from router.app.metrics import Metrics
 from router.app.openai_answer import AnswerShape
@@ -28,6 +27,7 @@ from router.app.openai_schema import ChatRequest, CompletionFields, DomainReques
 from router.app.problems import NotReadyError, UnknownModelError
 from router.app.streaming import TokenStream, finished_or_left
 from router.bodies.api import Handle, ServingEngine
+from router.bodies.chat import normalise_messages
 from router.config import ServerConfig
 
 DOMAIN_HEADER = "X-Polydraft-Domain"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from drafts.errors import InvalidValueError
-from router.app.chat import normalise_messages
+from router.bodies.chat import normalise_messages
 
 
 @dataclass(frozen=True)

@@ -85,6 +85,7 @@ class Engine:
         state_dir = self._state_dir()
         self.stats_of = Stats()
         self.state = StateKeeper(state_dir, config.state)
+        seed = config.seed if options.seed is None else options.seed
         self.parts = build_drafts(
             config,
             target,
@@ -93,6 +94,7 @@ class Engine:
             learn=options.learn,
             versions_dir=None if state_dir is None else state_dir / "versions",
             on_event=self._on_event,
+            seed=seed,
         )
         self.router = Router.from_config(
             config.router,

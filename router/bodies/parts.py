@@ -73,8 +73,11 @@ def build_drafts(
     learn: bool,
     versions_dir: Path | None,
     on_event: Callable[[Event], None],
+    seed: int = 0,
 ) -> DraftParts:
     """Sources named by ``sources``, their experts, the registry and, if ``learn``, the learner.
+
+    ``seed`` is the deployment's; the learner draws from its buffers by it and by ``learn.seed``.
 
     Raises:
         UnknownNameError: A source that does not exist.
@@ -96,7 +99,8 @@ def build_drafts(
         parts.bank = eagle.bank
         head = EagleHead(eagle.trunk, eagle.bank, eagle.embedding, eagle.output)
         if learn and config.learn.enabled:
-            parts.scheduler = LearningScheduler(head, registry, config.learn, on_event)
+            learning = config.learn.model_copy(update={"seed": (config.learn.seed + seed) % 2**63})
+            parts.scheduler = LearningScheduler(head, registry, learning, on_event)
     ngram = built.get("ngram")
     parts.ngram = ngram if isinstance(ngram, NgramSource) else None
     versions = None if parts.bank is None else VersionFollower(registry, parts.bank)

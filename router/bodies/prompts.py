@@ -7,6 +7,7 @@ from typing import Any
 
 from drafts.errors import ContextLengthError, InvalidValueError
 from router.bodies.api import Message
+from router.bodies.chat import normalise_messages
 
 
 class PromptBuilder:
@@ -32,7 +33,7 @@ class PromptBuilder:
         A plain prompt is one user message when ``template`` is set, and verbatim text otherwise.
 
         Raises:
-            InvalidValueError: Neither or both given, or an empty prompt.
+            InvalidValueError: Neither or both given, an empty prompt, or messages that are not text.
             ContextLengthError: No room for an answer; names both lengths.
         """
         if (prompt is None) == (messages is None):
@@ -42,8 +43,7 @@ class PromptBuilder:
             messages = [{"role": "user", "content": prompt}]
             if not template or self._tokenizer.chat_template is None:
                 return self._checked(self._tokenizer(prompt)["input_ids"]), prompt
-        if not messages:
-            raise InvalidValueError("messages", list(messages), "at least one message")
+        messages = normalise_messages(list(messages))
         if self._tokenizer.chat_template is None:
             text = "\n".join(str(message["content"]) for message in messages)
             return self._checked(self._tokenizer(text)["input_ids"]), routing_text(messages)

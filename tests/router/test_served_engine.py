@@ -10,6 +10,7 @@ import httpx
 import openai
 import pytest
 
+from drafts.errors import InvalidValueError
 from router.app.replay import ReplaySettings, replay
 from router.app.traffic import parse_traffic
 from router.bodies.embedded import Engine
@@ -125,6 +126,14 @@ def test_b07_b08_messages_reach_the_template_as_text(engine: Engine, url: str) -
     rendered = engine.tokenizer.decode(seen[0][0])
     assert rendered == "user: boat sail\nassistant: \ntool: 4\nuser: boat sail harbour\nassistant: "
     assert answer.json()["polydraft"]["domain"] == "boats"
+
+
+def test_b08_python_callers_get_the_same_messages_as_clients(engine: Engine) -> None:
+    parts = [{"type": "text", "text": "a boat "}, {"type": "text", "text": "at sea"}]
+    expected = engine.prompt_ids("a boat at sea")
+    assert engine.prompt_ids(messages=[{"role": "user", "content": parts}]) == expected
+    with pytest.raises(InvalidValueError, match="pirate"):
+        engine.submit(messages=[{"role": "pirate", "content": "arr"}])
 
 
 def test_b11_prompts_at_the_limit_are_refused_or_cut_and_serving_goes_on(engine: Engine, url: str) -> None:
