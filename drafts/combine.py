@@ -20,8 +20,8 @@ CLIP = 4.0
 
 
 def log_odds(confidence: float) -> float:
-    """Log-odds of a confidence in [0, 1], bounded by :data:`CLIP`."""
-    bounded = min(max(confidence, 0.018), 0.982)
+    """Log-odds of a confidence in [0, 1], bounded by :data:`CLIP`; of NaN, the lowest."""
+    bounded = min(max(0.018, confidence), 0.982)
     return math.log(bounded / (1.0 - bounded))
 
 

@@ -94,7 +94,10 @@ class NgramConfig(_Config):
         default=4000, ge=0, le=1_000_000_000, description="Learned tokens after which a domain stands alone."
     )
     floor: float = Field(
-        default=0.1, ge=0.0, lt=1.0, description="A chain ends before the first node of lower confidence."
+        default=0.1,
+        ge=0.0,
+        lt=1.0,
+        description="Silent where its best candidate is less probable; further ones down to half of it.",
     )
     width: int = Field(default=3, ge=1, le=16, description="Candidates it may name for one position.")
     shared: bool = Field(
@@ -151,7 +154,7 @@ class DraftsConfig(_Config):
         default=("lookup", "ngram", "eagle"),
         description="Draft kinds that may propose; none turns speculation off.",
     )
-    max_depth: int = Field(default=8, ge=1, le=64, description="Longest proposal, in tokens.")
+    max_depth: int = Field(default=8, ge=1, le=64, description="Deepest proposal, in tokens.")
     lookup: LookupConfig = Field(default_factory=LookupConfig, description="The request's own text.")
     ngram: NgramConfig = Field(default_factory=NgramConfig, description="The domain's memory.")
     eagle: EagleConfig = Field(default_factory=EagleConfig, description="The neural head and its experts.")

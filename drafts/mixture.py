@@ -13,33 +13,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from drafts.combine import Combiner
+from drafts.errors import InvalidValueError
 from drafts.goodput import worthwhile_nodes
 from drafts.kinds.base import DraftRow, Guess, MemorySource, NeuralSource, Source
+from drafts.ledger import Ledger
 from drafts.neural_pricing import NeuralPricing
 from drafts.proposal import EMPTY, Price, Proposal
 from drafts.registry import Swap
 from drafts.tree import TreeGrower
 from drafts.versions import VersionFollower
 
-BATCH_MARGIN = 1.0
-"""Factor on the price of time where several rows share a pass."""
-
 MAX_NODES = 24
 """Most nodes of one row."""
 
 EXPANSIONS = 10
 """Open ends that memories may continue per row and step, when it has the pass to itself."""
-
-
-@dataclass
-class _Earned:
-    """Counters of one source in one domain, for the statistics."""
-
-    asked: int = 0
-    chosen: int = 0
-    proposed: int = 0
-    accepted: int = 0
-    would_accept: int = 0
 
 
 @dataclass
@@ -71,13 +59,19 @@ class Mixture:
     default: str = "base"
     only: frozenset[str] | None = None
     learn_seconds: float = 0.0
-    earned: dict[tuple[str, str], _Earned] = field(default_factory=lambda: defaultdict(_Earned))
+    ledger: Ledger = field(default_factory=Ledger)
     _combiners: dict[bool, Combiner] = field(default_factory=dict)
     _pricing: dict[str, NeuralPricing] = field(default_factory=lambda: defaultdict(NeuralPricing))
     _asked: list[_Asked | None] = field(default_factory=list)
     _goodput: dict[int, float] = field(default_factory=dict)
+    _dropped: set[str] = field(default_factory=set)
     _spent_ms: float = 0.0
     _price: Price | None = None
+
+    def __post_init__(self) -> None:
+        for name, source in self.sources.items():
+            if not isinstance(source, MemorySource | NeuralSource):
+                raise InvalidValueError("sources", name, "a MemorySource or a NeuralSource")
 
     @property
     def needs_features(self) -> bool:
@@ -111,7 +105,8 @@ class Mixture:
         self, rows: Sequence[DraftRow], proposals: Sequence[Proposal], emitted: Sequence[Sequence[int]]
     ) -> None:
         """Score every source of the last step on the verified text, verified or not."""
-        for row, proposal, tokens, asked in zip(rows, proposals, emitted, self._asked, strict=True):
+        step, self._asked = self._asked, []
+        for row, proposal, tokens, asked in zip(rows, proposals, emitted, step, strict=True):
             if asked is not None:
                 self._score(row, asked, proposal, tokens)
         if self._price is not None and rows:
@@ -121,7 +116,6 @@ class Mixture:
         for row, tokens in zip(rows, emitted, strict=True):
             for source in self.sources.values():
                 source.observe(row, tokens)
-        self._asked = []
 
     def finish(self, row: DraftRow) -> None:
         """A request ended: sources learn its text if learning is on and the request allows it."""
@@ -142,6 +136,7 @@ class Mixture:
 
     def add_domain(self, domain: str, parent: str | None = None) -> None:
         """Serve a new domain with every source, inheriting from ``parent``."""
+        self._dropped.discard(domain)
         for source in self.sources.values():
             source.add_domain(domain, parent)
         if parent in self.domain_sources:
@@ -152,6 +147,12 @@ class Mixture:
         for source in self.sources.values():
             source.drop_domain(domain)
         self.domain_sources.pop(domain, None)
+        self.ledger.forget(domain)
+        for combiner in self._combiners.values():
+            combiner.forget(domain)
+        for pricing in self._pricing.values():
+            pricing.forget(domain)
+        self._dropped.add(domain)
         if self.versions is not None:
             self.versions.forget(domain)
 
@@ -162,18 +163,10 @@ class Mixture:
 
     def describe(self, domain: str) -> dict[str, dict[str, float | int | str]]:
         """Per source of a domain: what it earned and how large it is."""
-        report: dict[str, dict[str, float | int | str]] = {}
-        for name in self.names(domain):
-            earned = self.earned[(domain, name)]
-            report[name] = {
-                "asked": earned.asked,
-                "chosen": earned.chosen,
-                "proposed_tokens": earned.proposed,
-                "accepted_tokens": earned.accepted,
-                "would_accept_per_ask": earned.would_accept / earned.asked if earned.asked else 0.0,
-                **self.sources[name].describe(domain),
-            }
-        return report
+        return {
+            name: {**self.ledger.figures(domain, name), **self.sources[name].describe(domain)}
+            for name in self.names(domain)
+        }
 
     def _memories(self, domain: str) -> dict[int, MemorySource]:
         names = self.names(domain)
@@ -204,34 +197,33 @@ class Mixture:
     ) -> None:
         """Let a neural source deepen the trees of the rows where that is expected to earn its time."""
         able = [
-            index
+            (index, asked)
             for index, (row, asked) in enumerate(zip(rows, self._asked, strict=True))
             if asked is not None and name in self.names(row.domain)
         ]
         pricing = self._pricing[name]
         if not always and able:
-            trees = [self._asked[index] for index in able]
-            sure = [asked.sure for asked in trees if asked is not None]
-            wanted = pricing.choose([rows[i].domain for i in able], sure, goodput, node_ms)
-            able = [index for index, yes in zip(able, wanted, strict=True) if yes]
+            domains = [rows[index].domain for index, _ in able]
+            wanted = pricing.choose(domains, [asked.sure for _, asked in able], goodput, node_ms)
+            able = [item for item, yes in zip(able, wanted, strict=True) if yes]
         if not able:
             return
         floor = 0.0 if always else goodput * node_ms + pricing.depth_floor(goodput, len(able))
         at = list(self.sources).index(name)
-        trees = [self._asked[index] for index in able]
-        for asked in trees:
-            assert asked is not None
-            asked.neural.append(name)
+        spoke: set[int] = set()
+        for _, asked in able:
             asked.tree.lead()
 
         def extend(index: int, guesses: Sequence[Guess]) -> int | None:
-            asked = trees[index]
-            assert asked is not None
-            return asked.tree.extend(at, guesses, floor)
+            spoke.add(index)
+            return able[index][1].tree.extend(at, guesses, floor)
 
         begin = time.perf_counter()
-        source.draft([rows[i] for i in able], [caps[i] for i in able], extend)
-        pricing.note_call(len(able), (time.perf_counter() - begin) * 1e3)
+        source.draft([rows[i] for i, _ in able], [caps[i] for i, _ in able], extend)
+        if spoke:
+            pricing.note_call(len(spoke), (time.perf_counter() - begin) * 1e3)
+        for index in spoke:
+            able[index][1].neural.append(name)
 
     @staticmethod
     def _fixed(tree: TreeGrower, depth: int) -> Proposal:
@@ -252,24 +244,16 @@ class Mixture:
         return [proposal.first(count) for proposal, count in zip(ranked, kept, strict=True)]
 
     def _score(self, row: DraftRow, asked: _Asked, proposal: Proposal, emitted: Sequence[int]) -> None:
-        right = asked.tree.score(emitted)
+        if row.domain in self._dropped:
+            return
         names = tuple(self.sources)
-        by_memories = max((n for i, n in right.items() if not self.sources[names[i]].is_neural), default=0)
-        for index, count in right.items():
-            earned = self.earned[(row.domain, names[index])]
-            earned.asked += 1
-            earned.would_accept += count
+        right = {names[index]: count for index, count in asked.tree.score(emitted).items()}
         path = proposal.path(emitted)
-        for index, sources in enumerate(proposal.sources):
-            for name in sources.split("+"):
-                earned = self.earned[(row.domain, name)]
-                earned.proposed += 1
-                earned.accepted += index in path
-        for name in {name for sources in proposal.sources for name in sources.split("+")}:
-            self.earned[(row.domain, name)].chosen += 1
+        self.ledger.add(row.domain, right, proposal, path)
         for name in asked.neural:
+            others = max((count for other, count in right.items() if other != name), default=0)
             alone = sum(sources == name for sources in proposal.sources)
-            self._pricing[name].note_gain(row.domain, asked.sure, len(path) - by_memories, alone)
+            self._pricing[name].note_gain(row.domain, asked.sure, len(path) - others, alone)
 
     def _combiner(self, row: DraftRow) -> Combiner:
         sampled = row.temperature > 0
@@ -278,13 +262,8 @@ class Mixture:
         return self._combiners[sampled]
 
     def _current_goodput(self, rows: int, price: Price) -> float:
-        """What a millisecond is worth, in tokens; dearer in a batch, where an over-estimate costs everyone.
-
-        Nodes are picked for their estimated reach, so the picked ones are over-estimated (the
-        optimiser's curse), and the more rows compete the more so.
-        """
-        goodput = self._goodput.get(rows, rows / max(price.step_ms(rows), 1e-6))
-        return goodput * (BATCH_MARGIN if rows > 1 else 1.0)
+        """What a millisecond is worth, in tokens: the long-run rate of steps with as many rows."""
+        return self._goodput.get(rows, rows / max(price.step_ms(rows), 1e-6))
 
     @staticmethod
     def _node_ms(rows: int, price: Price) -> float:

@@ -7,7 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 REFRESH_STEPS = 48
-"""Once in so many steps a source that does not pay is asked for one row, so that it can come back."""
+"""A kind of row for which a source does not pay is still asked once in so many of its steps, so that the
+source can come back there."""
+
+CALL_DEPTHS = 3
+"""Depths of a typical call."""
 
 DEFAULT_CALL_MS = 4.0
 """Milliseconds assumed of a call before it was timed."""
@@ -29,6 +33,7 @@ class _Lift:
 
     tokens: float
     nodes: float = 1.5
+    idle: int = 0
 
     def follow(self, tokens: float, nodes: float, rate: float) -> None:
         self.tokens += rate * (tokens - self.tokens)
@@ -46,7 +51,6 @@ class NeuralPricing:
     rate: float = 0.03
     _call_ms: dict[int, float] = field(default_factory=dict)
     _lifts: dict[tuple[str, int], _Lift] = field(default_factory=dict)
-    _since: int = 0
 
     def choose(
         self, domains: Sequence[str], sure: Sequence[float], goodput: float, node_ms: float
@@ -69,13 +73,9 @@ class NeuralPricing:
             total += worth[index]
             if (value := total - EVIDENCE_DISCOUNT * goodput * self.call_ms(count)) > best:
                 best, best_count = value, count
-        chosen = set(order[:best_count])
-        if not chosen:
-            self._since += 1
-            if self._since >= REFRESH_STEPS and worth:
-                chosen = {order[0]}
-        if chosen:
-            self._since = 0
+        chosen = set(order[:best_count]) | self._overdue(domains, sure, order[best_count:])
+        for index in chosen:
+            self._lift(domains[index], sure[index]).idle = 0
         return [index in chosen for index in range(len(worth))]
 
     def call_ms(self, rows: int) -> float:
@@ -97,14 +97,25 @@ class NeuralPricing:
         """What asking added to one row: accepted tokens, and verified nodes that nobody else named."""
         self._lift(domain, sure).follow(tokens, nodes, self.rate)
 
-    def depth_floor(self, goodput: float, asked: int, depth: int = 3) -> float:
+    def depth_floor(self, goodput: float, asked: int) -> float:
         """Reach below which one more depth does not pay for itself."""
-        return goodput * self.call_ms(asked) / depth / max(asked, 1)
+        return goodput * self.call_ms(asked) / CALL_DEPTHS / max(asked, 1)
 
     def forget(self, domain: str) -> None:
         """Drop what was observed of a domain."""
         for key in [key for key in self._lifts if key[0] == domain]:
             del self._lifts[key]
+
+    def _overdue(self, domains: Sequence[str], sure: Sequence[float], left: Sequence[int]) -> set[int]:
+        """One of the rows left out for every kind of row that was left out too often in a row."""
+        kinds = {(domains[index], bisect(EDGES, sure[index])): index for index in left}
+        found: set[int] = set()
+        for index in kinds.values():
+            lift = self._lift(domains[index], sure[index])
+            lift.idle += 1
+            if lift.idle >= REFRESH_STEPS:
+                found.add(index)
+        return found
 
     def _lift(self, domain: str, sure: float) -> _Lift:
         at = bisect(EDGES, sure)

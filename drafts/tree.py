@@ -29,7 +29,6 @@ class _Position:
     votes: Votes = field(default_factory=dict)
     tops: dict[int, int] = field(default_factory=dict)
     children: dict[int, int] = field(default_factory=dict)
-    asked: bool = False
 
 
 class TreeGrower:

@@ -27,7 +27,7 @@ class _OwnText:
 
 
 class NgramSource(MemorySource):
-    """Chains of the most probable continuation under blended n-gram counts.
+    """Names the most probable next tokens under blended n-gram counts.
 
     The distribution of a context of order o is Witten-Bell's: (c(x) + T p'(x)) / (C + T) with C the
     weight and T the number of distinct followers seen, p' that of order o - 1 (Witten & Bell 1991).
@@ -48,14 +48,15 @@ class NgramSource(MemorySource):
         self.add_domain(base)
 
     def guesses(self, row: DraftRow, path: Sequence[int]) -> list[Guess]:
-        """The most probable next tokens under the blend; none below ``config.floor`` but the best."""
+        """The most probable next tokens under the blend; none where the best is below ``config.floor``."""
         if len(path) >= self.config.max_order:
             text = path[-self.config.max_order :]
         else:
             text = [*row.tokens[len(path) - self.config.max_order :], *path]
         found = self._blend(text, self._views(row))
-        floor = self.config.floor
-        return [guess for at, guess in enumerate(found) if guess[1] >= (0.5 * floor if at else floor)]
+        if not found or found[0][1] < self.config.floor:
+            return []
+        return [guess for guess in found if guess[1] >= 0.5 * self.config.floor]
 
     def finish(self, row: DraftRow) -> None:
         """Learn the request's answer in one pass, if it may be stored."""
@@ -81,7 +82,7 @@ class NgramSource(MemorySource):
         views = [] if memory is None else [(memory.contexts, 1.0 / memory.unit, 1.0)]
         at, passes = prompt_length + 1, 0
         while at < len(tokens):
-            chain, _ = self._walk(tokens[max(0, at - self.config.max_order) : at], views, depth)
+            chain = self._walk(tokens[max(0, at - self.config.max_order) : at], views, depth)
             truth = tokens[at : at + len(chain)]
             accepted = next(
                 (i for i, (x, y) in enumerate(zip(chain, truth, strict=False)) if x != y), len(truth)
@@ -168,21 +169,15 @@ class NgramSource(MemorySource):
         own.counted = len(row.tokens)
         return own.contexts
 
-    def _walk(
-        self, context: Sequence[int], views: Sequence[View], limit: int
-    ) -> tuple[list[int], list[float]]:
-        """Greedy chain of at most ``limit`` tokens with confidences."""
+    def _walk(self, context: Sequence[int], views: Sequence[View], limit: int) -> list[int]:
+        """The chain of best guesses, of at most ``limit`` tokens."""
         text = list(context)
-        tokens: list[int] = []
-        confidence: list[float] = []
-        while len(tokens) < limit:
+        for _ in range(limit):
             found = self._blend(text, views)
             if not found or found[0][1] < self.config.floor:
                 break
-            tokens.append(found[0][0])
-            confidence.append(found[0][1])
             text.append(found[0][0])
-        return tokens, confidence
+        return text[len(context) :]
 
     def _blend(self, text: Sequence[int], views: Sequence[View]) -> list[Guess]:
         """The most probable next tokens and their probabilities, longest order first.

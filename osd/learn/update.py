@@ -47,7 +47,7 @@ class Update:
         self._to_draft = to_draft
         drawn = config.passes * domain.positions_since_update
         steps = min(config.steps, max(1, round(drawn / config.positions_per_step)))
-        self._slices = max(1, round(config.positions_per_step / config.positions_per_slice))
+        self._slices = -(-config.positions_per_step // config.positions_per_slice)
         self._slices_left = steps * self._slices
         self._comparison = Comparison()
         self._held = list(domain.buffer.held)
@@ -80,7 +80,7 @@ class Update:
     def _train(self) -> bool:
         """One slice of a step, the last of which applies it; False when something was not finite."""
         config = self.config
-        drawn = self.domain.buffer.draw(min(config.positions_per_slice, config.positions_per_step))
+        drawn = self.domain.buffer.draw(-(-config.positions_per_step // self._slices))
         if drawn and self._learner.accumulate(collate(drawn, self._to_draft), 1.0 / self._slices) is None:
             return False
         return self._slices_left % self._slices > 0 or self._learner.apply()

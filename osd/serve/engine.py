@@ -40,7 +40,7 @@ class EngineSettings:
 
     Attributes:
         prefill_chunk: Most prompt tokens processed in one step, so that decoding rows do not stall.
-        max_depth: Longest proposal.
+        max_depth: Deepest proposal, in tokens.
         fixed_k: Fixed speculation length; ``None`` lets goodput decide.
         evidence_k: Target probabilities kept per emitted position; 0 keeps none.
     """
@@ -330,7 +330,7 @@ class Engine:
 
     def _observe(self, decoding: list[Row], proposals: list[Proposal], verdicts: dict[int, Verdict]) -> None:
         """Feed back only the tokens that were kept, for every row that is still running."""
-        if self.drafter is None:
+        if self.drafter is None or not decoding:
             return
         rows: list[DraftRow] = []
         emitted: list[Sequence[int]] = []

@@ -54,6 +54,6 @@ def test_later_positions_have_a_score_of_their_own():
     assert first > later
 
 
-@pytest.mark.parametrize("confidence", [0.0, 1.0, 1.5, -1.0])
+@pytest.mark.parametrize("confidence", [0.0, 1.0, 1.5, -1.0, float("nan")])
 def test_log_odds_are_bounded(confidence):
     assert abs(log_odds(confidence)) < 4.1

@@ -99,7 +99,7 @@ def test_a_source_that_was_not_verified_is_scored_too():
     proposals = mixture.propose([request], [1], price(fixed_k=1))
     assert proposals[0].tokens == (9,)
     mixture.observe([request], proposals, [[5]])
-    assert mixture.describe("math")["idle"]["would_accept_per_ask"] == 1.0
+    assert mixture.describe("math")["idle"]["right_per_step"] == 1.0
     assert mixture.describe("math")["idle"]["chosen"] == 0
 
 
@@ -107,8 +107,8 @@ def test_domains_keep_their_own_scores():
     mixture = Mixture({"a": Scripted([5], 0.5)})
     run(mixture, [5, 5], 100, "good")
     run(mixture, [6, 6], 100, "bad")
-    assert mixture.describe("good")["a"]["would_accept_per_ask"] == 1.0
-    assert mixture.describe("bad")["a"]["would_accept_per_ask"] == 0.0
+    assert mixture.describe("good")["a"]["right_per_step"] == 1.0
+    assert mixture.describe("bad")["a"]["right_per_step"] == 0.0
 
 
 def test_a_useless_neural_source_is_hardly_asked_but_can_come_back():
@@ -167,4 +167,4 @@ def test_what_lies_beyond_the_emitted_tokens_is_not_counted_against_a_source():
     request = row()
     mixture.propose([request], [4], price(fixed_k=4))
     mixture.observe([request], [EMPTY], [[5]])
-    assert mixture.describe("math")["a"]["would_accept_per_ask"] == 1.0
+    assert mixture.describe("math")["a"]["right_per_step"] == 1.0
