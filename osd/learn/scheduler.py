@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -46,6 +46,7 @@ class LearningScheduler:
         head: The draft that learns.
         registry: Where versions are published.
         config: Settings.
+        overrides: Settings of the domains that have their own; the budget and the queue are shared.
         on_event: Called with every event.
         clock: Seconds, for the budget.
     """
@@ -57,10 +58,12 @@ class LearningScheduler:
         config: LearnConfig,
         on_event: Callable[[Event], None] = lambda event: None,
         clock: Callable[[], float] = time.perf_counter,
+        overrides: Mapping[str, LearnConfig] | None = None,
     ) -> None:
         self.head = head
         self.registry = registry
         self.config = config
+        self.overrides = dict(overrides or {})
         self.on_event = on_event
         self.budget = Budget(config.budget_share)
         self.domains: dict[str, DomainLearning] = {}
@@ -81,9 +84,10 @@ class LearningScheduler:
 
     def take(self, record: FinishedRecord) -> None:
         """Queue a finished request; cheap."""
-        if not self.config.enabled or not self.head.has(record.domain):
+        config = self.of(record.domain)
+        if not self.config.enabled or not config.enabled or not self.head.has(record.domain):
             return
-        item = pending(record, self.config.buffer)
+        item = pending(record, config.buffer)
         if item is None:
             self.counts["skipped"] += 1
             return
@@ -111,11 +115,15 @@ class LearningScheduler:
         while self.work(0.0, idle=True):
             pass
 
+    def of(self, name: str) -> LearnConfig:
+        """The settings of a domain."""
+        return self.overrides.get(name, self.config)
+
     def domain(self, name: str) -> DomainLearning:
         """The learning state of a domain, made on first sight."""
         if name not in self.domains:
             seed = self.config.seed + len(self.domains)
-            self.domains[name] = DomainLearning(DomainBuffer(self.config.buffer, seed))
+            self.domains[name] = DomainLearning(DomainBuffer(self.of(name).buffer, seed))
         return self.domains[name]
 
     def add_domain(self, name: str, parent: str | None = None) -> None:
@@ -191,7 +199,7 @@ class LearningScheduler:
 
     def _watch(self, name: str, domain: DomainLearning, served_score: float) -> None:
         """Compare the served version with the one before on the newest record; roll back on a fall."""
-        watch, guard = domain.watch, self.config.guard
+        watch, guard = domain.watch, self.of(name).guard
         assert watch is not None
         newest = domain.newest
         assert newest is not None
@@ -219,7 +227,7 @@ class LearningScheduler:
                 return False
             expert, version = self._served(name)
             self._update = Update(
-                self.head, name, self.domain(name), expert, version, self.config, self._to_draft
+                self.head, name, self.domain(name), expert, version, self.of(name), self._to_draft
             )
             self.counts["updates"] += 1
             return True
@@ -276,11 +284,11 @@ class LearningScheduler:
 
     def _due(self) -> str | None:
         """The domain due for an update with most traffic times headroom."""
-        config = self.config
         gains = {
             name: domain.gain
             for name, domain in self.domains.items()
-            if self.head.has(name) and domain.is_due(config.update_every, config.guard.min_positions)
+            if self.head.has(name)
+            and domain.is_due(self.of(name).update_every, self.of(name).guard.min_positions)
         }
         return max(gains, key=lambda name: gains[name]) if gains else None
 

@@ -74,7 +74,7 @@ class CompletionFields(BaseModel):
     seed: int | None = Field(None, ge=-(2**63), lt=2**64, description="Same seed, same answer.")
     stop: str | list[str] | None = Field(None, description="Up to 16 strings that end the answer.")
     ignore_eos: bool | None = Field(None, description="Continue past end tokens.")
-    k: int | None = Field(None, ge=0, le=64, description="Cap on the speculation length; 0 turns it off.")
+    k: int | None = Field(None, ge=0, le=64, description="Cap on the depth of a proposal; 0 turns it off.")
     domain: str | None = Field(None, description="Name the domain instead of letting the router decide.")
     store: bool | None = Field(None, description="False keeps the text out of memories and buffers.")
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import random
 import re
+import shlex
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -123,7 +125,7 @@ def main(
     torch.manual_seed(seed)
     random.seed(seed)
     model, tokenizer = load_target(target)
-    excluded = frozenset(str(entry["prompt"]).strip() for entry in _lines(exclude or [EVALUATION]))
+    excluded = frozenset(str(entry["prompt"]).strip() for entry in _lines([*(exclude or []), EVALUATION]))
     asked = encode_prompts(_lines(prompts or [PROMPTS]), tokenizer, 420, excluded)
     console.print(f"{len(asked)} prompts")
     files = collect(
@@ -152,7 +154,7 @@ def main(
 
     train(trunk, model.embedding.float(), model.output_weight.float(), training, held, config, report)
     trunk.save(out)
-    command = f"python -m router.app.trunk --epochs {epochs} --draft-vocab {draft_vocab} --seed {seed}"
+    command = shlex.join(["python", "-m", "router.app.trunk", *sys.argv[1:]])
     facts = provenance_of(answers, Trunk.load(out), target, config, reports, held, command)
     out.with_name(TRUNK_PROVENANCE).write_text(json.dumps(facts, indent=1) + "\n")
     console.print(f"wrote {out}")

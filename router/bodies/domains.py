@@ -81,7 +81,7 @@ class DomainLife:
         if "ngram" in sources:
             buffer["memory_tokens"] = sources["ngram"].get("tokens", 0)
         if scheduler is not None and name in scheduler.domains:
-            buffer["records"] = scheduler.domains[name].figures().get("records", 0)
+            buffer["records"] = scheduler.domains[name].figures()["buffer_records"]
         return {"sources": sources, "version": mixture.version(name), "buffer": buffer}
 
     def _grow(self, name: str, answers: Sequence[tuple[Sequence[int], Sequence[int]]]) -> None:

@@ -91,15 +91,16 @@ class Engine:
             target,
             tokenizer,
             sources=self._sources(options.sources),
-            learn=options.learn,
+            learn=self._may_learn,
             versions_dir=None if state_dir is None else state_dir / "versions",
             on_event=self._on_event,
             seed=seed,
+            add_own=options.sources is None,
         )
         self.router = Router.from_config(
             config.router,
             config.domains,
-            learn=options.learn,
+            learn=self._may_learn,
             on_birth=self._on_birth,
             on_event=self._on_event,
         )
@@ -293,7 +294,7 @@ class Engine:
         self.core.call(switch).result()
 
     def _apply_mode(self, sources: tuple[str, ...], learn: bool, fixed_k: int | None) -> None:
-        learn = learn and self.options.learn
+        learn = learn and self._may_learn
         mixture, scheduler = self.parts.mixture, self.parts.scheduler
         mixture.learn = learn
         mixture.only = None if sources == self._sources(None) else frozenset(sources)
@@ -373,9 +374,17 @@ class Engine:
         return chosen
 
     def _fixed_k(self, k: int | None) -> int | None:
+        limit = self.config.drafts.max_depth
         if k is not None:
+            if not 0 <= k <= limit:
+                raise InvalidValueError("k", k, f"0..{limit} (drafts.max_depth), or auto")
             return k
         return None if self.config.engine.k == "auto" else int(self.config.engine.k)
+
+    @property
+    def _may_learn(self) -> bool:
+        """Whether config and options let anything learn."""
+        return self.options.learn and self.config.learn.enabled
 
 
 def compute_thread() -> ThreadPoolExecutor:

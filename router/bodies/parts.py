@@ -20,6 +20,7 @@ from drafts.mixture import Mixture
 from drafts.registry import Registry
 from drafts.trunk import Trunk
 from drafts.versions import VersionFollower
+from osd.learn.config import LearnConfig
 from osd.learn.head import EagleHead
 from osd.learn.scheduler import LearningScheduler
 from osd.serve.target import TargetModel
@@ -74,8 +75,11 @@ def build_drafts(
     versions_dir: Path | None,
     on_event: Callable[[Event], None],
     seed: int = 0,
+    add_own: bool = True,
 ) -> DraftParts:
     """Sources named by ``sources``, their experts, the registry and, if ``learn``, the learner.
+
+    With ``add_own`` also those that only some domains ask for.
 
     ``seed`` is the deployment's; the learner draws from its buffers by it and by ``learn.seed``.
 
@@ -88,7 +92,8 @@ def build_drafts(
     parts = DraftParts(Mixture({}, learn=learn), registry)
     built: dict[str, Source] = {}
     own_models = [domain for domain in config.domains if domain.draft is not None]
-    for name in [*sources, *(["model"] if own_models and "model" not in sources else [])]:
+    own_sources = [name for domain in config.domains for name in domain.sources or ()] if add_own else []
+    for name in dict.fromkeys([*sources, *own_sources, *(["model"] if own_models else [])]):
         if name not in kinds.names():
             raise UnknownNameError("drafts.sources", name, kinds.names())
         source = _build_source(name, config, target, tokenizer, own_models)
@@ -99,8 +104,8 @@ def build_drafts(
         parts.bank = eagle.bank
         head = EagleHead(eagle.trunk, eagle.bank, eagle.embedding, eagle.output)
         if learn and config.learn.enabled:
-            learning = config.learn.model_copy(update={"seed": (config.learn.seed + seed) % 2**63})
-            parts.scheduler = LearningScheduler(head, registry, learning, on_event)
+            general, own = _learning(config, seed)
+            parts.scheduler = LearningScheduler(head, registry, general, on_event, overrides=own)
     ngram = built.get("ngram")
     parts.ngram = ngram if isinstance(ngram, NgramSource) else None
     versions = None if parts.bank is None else VersionFollower(registry, parts.bank)
@@ -111,6 +116,22 @@ def build_drafts(
     return parts
 
 
+def _learning(config: PolydraftConfig, seed: int) -> tuple[LearnConfig, dict[str, LearnConfig]]:
+    """The general learning settings and those of domains with overrides, all under the run's seed."""
+
+    def seeded(learn: LearnConfig) -> LearnConfig:
+        return learn.model_copy(update={"seed": (learn.seed + seed) % 2**63})
+
+    own: dict[str, LearnConfig] = {}
+    for domain in config.domains:
+        learn = domain.learner or config.learn
+        if domain.buffer is not None:
+            learn = learn.model_copy(update={"buffer": domain.buffer})
+        if learn is not config.learn:
+            own[domain.name] = seeded(learn)
+    return seeded(config.learn), own
+
+
 def _domain_sources(
     config: PolydraftConfig, sources: Sequence[str], built: list[str]
 ) -> dict[str, tuple[str, ...]]:
@@ -118,7 +139,8 @@ def _domain_sources(
     default = tuple(name for name in sources if name in built)
     chosen = {BASE_DOMAIN: default}
     for domain in config.domains:
-        names = tuple(name for name in domain.sources or default if name in built)
+        wanted = default if domain.sources is None else domain.sources
+        names = tuple(name for name in wanted if name in built)
         if domain.draft is not None:
             names = (*names, *(() if "model" in names else ("model",)))
         chosen[domain.name] = names

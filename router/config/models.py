@@ -208,4 +208,8 @@ class PolydraftConfig(_Config):
             raise InvalidValueError(
                 "domains", len(self.domains), f"at most router.max_domains ({self.router.max_domains})"
             )
+        if self.engine.k != "auto" and self.engine.k > self.drafts.max_depth:
+            raise InvalidValueError(
+                "engine.k", self.engine.k, f"at most drafts.max_depth ({self.drafts.max_depth})"
+            )
         return self

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from drafts.errors import InvalidValueError
 from drafts.kinds.base import DraftRow, MemorySource, NeuralSource
 from drafts.mixture import Mixture
 from drafts.proposal import EMPTY, Price
@@ -168,3 +169,33 @@ def test_what_lies_beyond_the_emitted_tokens_is_not_counted_against_a_source():
     mixture.propose([request], [4], price(fixed_k=4))
     mixture.observe([request], [EMPTY], [[5]])
     assert mixture.describe("math")["a"]["right_per_step"] == 1.0
+
+
+def test_a_dropped_domain_is_forgotten_even_while_its_requests_still_run():
+    mixture = Mixture({"a": Scripted([5, 6], 0.9)})
+    run(mixture, [5, 6, 7], 20)
+    assert mixture.describe("math")["a"]["spoke"] == 20
+    request = row()
+    proposals = mixture.propose([request], [4], price())
+    mixture.drop_domain("math")
+    mixture.observe([request], proposals, [[5]])
+    assert mixture.describe("math")["a"]["spoke"] == 0
+    mixture.add_domain("math")
+    run(mixture, [5, 6, 7], 3)
+    assert mixture.describe("math")["a"]["spoke"] == 3
+
+
+def test_a_neural_source_is_not_credited_with_what_another_one_earns():
+    good, idle = Head([5, 6, 7], 0.9), Head([9, 9, 9], 0.9)
+    good.name, idle.name = "good", "idle"
+    mixture = Mixture({"good": good, "idle": idle})
+    run(mixture, [5, 6, 7, 8], 400, cost=steep)
+    before = good.calls, idle.calls
+    run(mixture, [5, 6, 7, 8], 100, cost=steep)
+    assert good.calls - before[0] == 100
+    assert idle.calls - before[1] <= 5
+
+
+def test_only_memories_and_neural_sources_can_propose():
+    with pytest.raises(InvalidValueError, match="MemorySource"):
+        Mixture({"a": object()})

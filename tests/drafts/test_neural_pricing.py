@@ -51,3 +51,13 @@ def test_forgetting_a_domain_starts_it_anew():
         pricing.note_gain("d", 0.0, 0.0, 2.0)
     pricing.forget("d")
     assert choose(pricing) == fresh
+
+
+def test_a_kind_of_row_that_does_not_pay_is_asked_again_although_another_pays():
+    pricing = NeuralPricing()
+    for _ in range(300):
+        pricing.note_gain("pays", 0.0, 1.5, 2.0)
+        pricing.note_gain("idle", 0.0, 0.0, 2.0)
+    asked = [pricing.choose(["pays", "idle"], [0.0, 0.0], 0.05, node_ms=0.5) for _ in range(96)]
+    assert all(first for first, _ in asked)
+    assert sum(second for _, second in asked) == 2

@@ -126,3 +126,27 @@ def test_counters_of_trees_agree_with_the_tokens():
             assert 0 <= item.accepted <= item.proposed
             assert item.accepted <= item.tested <= item.accepted + 1
             assert item.emitted <= item.accepted + 1
+
+
+def test_a_failed_step_with_drafts_ends_its_requests_and_the_next_ones_are_served():
+    prompt = prompts(1, seed=42)[0]
+    truth = {tuple(prompt): greedy(prompt, 24)}
+
+    class Failing:
+        passes = 0
+
+        def __getattr__(self, name):
+            return getattr(target(), name)
+
+        def forward(self, cache, rows):
+            self.passes += 1
+            if self.passes == 3:
+                raise RuntimeError("out of memory")
+            return target().forward(cache, rows)
+
+    client = Client(make_engine(Branching(pattern(truth, "RR")), target=Failing(), fixed_k=None))
+    client.submit("a", prompt)
+    client.run()
+    assert "out of memory" in str(client.outcomes["a"].error)
+    client.submit("b", prompt)
+    assert client.run()["b"] == tuple(truth[tuple(prompt)])

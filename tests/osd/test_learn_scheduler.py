@@ -273,3 +273,24 @@ def test_a_watch_seldom_cries_wolf_and_soon_sees_a_real_fall() -> None:
     seen = sum(alarm(row) for row in (gains[:200] - 0.15).tolist()) / 200
     assert false <= 0.10
     assert seen >= 0.99
+
+
+def test_a_domain_learns_by_settings_of_its_own() -> None:
+    rig = Rig("math", "code", update_every=1000)
+    eager = rig.learning.config.model_copy(
+        update={"update_every": 4, "buffer": BufferConfig(hold_back=2, window=16)}
+    )
+    rig.learning.overrides["code"] = eager
+    rig.serve(range(12), "math")
+    rig.serve(range(12), "code")
+    assert rig.learning.domains["code"].figures()["held_back_records"] == 6
+    assert rig.learning.domains["math"].figures()["held_back_records"] == 3
+    assert {event.domain for event in rig.events} == {"code"}
+    assert rig.learning.counts["updates"] >= 2
+
+
+def test_a_domain_may_be_kept_from_learning() -> None:
+    rig = Rig("math", "code")
+    rig.learning.overrides["code"] = rig.learning.config.model_copy(update={"enabled": False})
+    rig.serve(range(8), "code")
+    assert "code" not in rig.learning.domains

@@ -26,3 +26,9 @@ def test_tallies_add_up():
         part.add_round(Round(2, 1, 2, 2, "x", 0), seconds=0.1)
         total.add(part)
     assert (total.requests, total.tokens, total.proposed_tokens) == (3, 6, 6)
+
+
+def test_a_tally_survives_its_dictionary() -> None:
+    tally = Tally(2, 30, 1.5, 10, 40, 18, 25)
+    assert Tally.from_dict({**tally.as_dict(), "name": "math"}) == tally
+    assert Tally.from_dict({}) == Tally()

@@ -124,9 +124,5 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
     from osd.types import Tally
     from router.app.live import domain_table
 
-    counters = Tally.__dataclass_fields__
-    tallies = {}
-    for row in rows:
-        known = {name: row[name] for name in counters if name in row}
-        tallies[str(row["name"])] = Tally(**known)
+    tallies = {str(row["name"]): Tally.from_dict(row) for row in rows}
     Console().print(domain_table(tallies, rows))

@@ -7,6 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
+MOST_TIES = 0.01
+"""Share of near ties from which on answers do not count as the target model's."""
+
 
 def replay(
     traffic: Annotated[
@@ -173,5 +176,9 @@ def _finish(result: dict[str, Any], console: Any, json_file: Path | None, report
 
         console.print(f"report: {write_report(result, report)}")
     broken = any(not item["refused"] for item in result["failed"])
-    if broken or result["verify"]["mismatched"]:
+    verify = result["verify"]
+    if verify.get("ties_share", 0.0) >= MOST_TIES:
+        console.print(f"[red]{verify['ties']} near ties are {MOST_TIES:.0%} of tokens or more[/red]")
+        broken = True
+    if broken or verify["mismatched"]:
         raise typer.Exit(1)
