@@ -75,5 +75,14 @@ class Ledger:
         for key in [key for key in self._earned if key[0] == domain]:
             del self._earned[key]
 
+    def state(self) -> list[list[str | int]]:
+        """All counters as rows of domain, source and figures."""
+        return [[domain, name, *vars(e).values()] for (domain, name), e in list(self._earned.items())]
+
+    def load_state(self, rows: Sequence[Sequence[str | int]]) -> None:
+        """Restore :meth:`state`."""
+        for domain, name, *counts in rows:
+            self._earned[(str(domain), str(name))] = Earned(*map(int, counts))
+
     def _of(self, domain: str, name: str) -> Earned:
         return self._earned.setdefault((domain, name), Earned())

@@ -11,6 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from drafts.combine import Combiner
 from drafts.errors import InvalidValueError
@@ -170,6 +171,24 @@ class Mixture:
             for name in self.names(domain)
         }
 
+    def state(self) -> dict[str, Any]:
+        """What was learned about the sources, as JSON: the combiners' weights and the ledger."""
+        combiners = {
+            "sampled" if sampled else "greedy": {"shared": list(c.shared), "own": dict(c.own)}
+            for sampled, c in self._combiners.items()
+        }
+        return {"sources": list(self.sources), "combiners": combiners, "earned": self.ledger.state()}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restore :meth:`state`; weights only where the sources are the same."""
+        self.ledger.load_state(state.get("earned", []))
+        if state.get("sources") != list(self.sources):
+            return
+        for name, weights in state.get("combiners", {}).items():
+            combiner = self._combiner(name == "sampled")
+            combiner.shared = [float(value) for value in weights["shared"]]
+            combiner.own = {domain: list(map(float, own)) for domain, own in weights["own"].items()}
+
     def _memories(self, domain: str) -> dict[int, MemorySource]:
         names = self.names(domain)
         return {
@@ -183,7 +202,12 @@ class Mixture:
         if cap <= 0:
             return None
         tree = TreeGrower(
-            row, self._memories(row.domain), self._combiner(row), tuple(self.sources), cap, floor
+            row,
+            self._memories(row.domain),
+            self._combiner(row.temperature > 0),
+            tuple(self.sources),
+            cap,
+            floor,
         )
         return _Asked(tree, tree.start())
 
@@ -257,8 +281,7 @@ class Mixture:
             alone = sum(sources == name for sources in proposal.sources)
             self._pricing[name].note_gain(row.domain, asked.sure, len(path) - others, alone)
 
-    def _combiner(self, row: DraftRow) -> Combiner:
-        sampled = row.temperature > 0
+    def _combiner(self, sampled: bool) -> Combiner:
         if sampled not in self._combiners:
             self._combiners[sampled] = Combiner([source.is_neural for source in self.sources.values()])
         return self._combiners[sampled]

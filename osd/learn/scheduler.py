@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -16,7 +17,7 @@ from osd.learn.budget import Budget
 from osd.learn.buffer import DomainBuffer
 from osd.learn.config import LearnConfig
 from osd.learn.distill import Pending, encode, is_right, make_record, pending, score
-from osd.learn.domain import DomainLearning
+from osd.learn.domain import Agreement, DomainLearning
 from osd.learn.head import TrainableHead
 from osd.learn.losses import draft_index
 from osd.learn.publish import Publisher
@@ -161,6 +162,23 @@ class LearningScheduler:
         """Restore buffers."""
         for name, tensors in state.items():
             self.domain(name).buffer.load_state(tensors)
+
+    def history(self) -> dict[str, Any]:
+        """Counters and agreement per version, as JSON."""
+        live = {
+            name: {str(version): list(vars(seen).values()) for version, seen in domain.live.items()}
+            for name, domain in self.domains.items()
+        }
+        return {"counts": dict(self.counts), "live": live}
+
+    def load_history(self, history: Mapping[str, Any]) -> None:
+        """Restore :meth:`history`; domains without a draft here are left out."""
+        self.counts.update({name: int(n) for name, n in history.get("counts", {}).items()})
+        for name, versions in history.get("live", {}).items():
+            if self.head.has(name):
+                self.domain(name).live = {
+                    int(version): Agreement(*seen) for version, seen in versions.items()
+                }
 
     def _slice(self) -> bool:
         """Alternate between scoring and training, whichever has something to do."""

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from drafts.errors import PolydraftError
 from osd.serve.engine import Engine as Core
@@ -21,6 +21,9 @@ from router.mind.stats import Stats
 from router.storage import Storage
 
 log = logging.getLogger(__name__)
+
+OnEngine = Callable[[Callable[[], Any]], Any]
+"""Runs work on the engine's thread and gives its result."""
 
 
 class Engine(Protocol):
@@ -74,6 +77,8 @@ class StateKeeper:
         if engine.parts.scheduler is not None:
             buffers = self._buffers.load()
             engine.parts.scheduler.load_state({name: t for name, t in buffers.items() if name in known})
+            engine.parts.scheduler.load_history(self._storage.load_document("learning") or {})
+        engine.parts.mixture.load_state(self._storage.load_document("drafts") or {})
         engine.parts.mixture.swap()
 
     def start(self, engine: Engine) -> None:
@@ -131,17 +136,19 @@ class StateKeeper:
         for _ in records:
             self._records.popleft()
 
-    def _save_rest(self, engine: Engine, on_engine: Callable[[Callable[[], Tensors]], Tensors]) -> None:
-        """Router, memories and buffers; tensors are copied on the engine's thread, written on this one."""
+    def _save_rest(self, engine: Engine, on_engine: OnEngine) -> None:
+        """Router, drafts, memories and buffers; copied on the engine's thread, written on this one."""
         assert self._storage is not None
         assert self._memories is not None
         assert self._buffers is not None
         self._storage.save_router(engine.router.state())
         ngram, scheduler = engine.parts.ngram, engine.parts.scheduler
+        self._storage.save_document("drafts", on_engine(engine.parts.mixture.state))
         if ngram is not None:
             sizes = {d: ngram.describe(d).get("tokens", 0) for d in engine.router.names()}
             self._save_changed("memory", self._memories, sizes, ngram.domain_state, on_engine)
         if scheduler is not None:
+            self._storage.save_document("learning", on_engine(scheduler.history))
             learning = dict(scheduler.domains)
             scored = {name: domain.buffer.arrived for name, domain in learning.items()}
             self._save_changed(
@@ -154,7 +161,7 @@ class StateKeeper:
         folder: TensorFolder,
         sizes: Mapping[str, object],
         state: Callable[[str], Tensors],
-        on_engine: Callable[[Callable[[], Tensors]], Tensors],
+        on_engine: OnEngine,
     ) -> None:
         for domain, size in sizes.items():
             if self._sizes.get(f"{kind}/{domain}") != size:
