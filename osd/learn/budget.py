@@ -33,13 +33,17 @@ class Budget:
         self.balance = min(self.cap, self.balance + self.rate * busy_seconds)
 
     def spend(self, seconds: float, idle: bool = False) -> None:
-        """Learning, scoring, embedding or reclustering took ``seconds``."""
+        """A slice of learning took ``seconds``."""
         if idle:
             self.idle_spent += seconds
         else:
-            self.spent += seconds
-            self.balance -= seconds
+            self.charge(seconds)
             self._slice = min(max(seconds, FADE * self._slice), self.cap / 2)
+
+    def charge(self, seconds: float) -> None:
+        """Something that is no slice and cannot wait (evidence, memories, embeddings) took ``seconds``."""
+        self.spent += seconds
+        self.balance -= seconds
 
     @property
     def allows(self) -> bool:

@@ -1,4 +1,4 @@
-"""Trains a copy of one expert: AdamW on float32 masters, loss where this expert is wrong."""
+"""Trains a copy of one expert: AdamW on float32 masters; wrong positions distilled, right ones polished."""
 
 from __future__ import annotations
 
@@ -120,7 +120,8 @@ class ExpertLearner:
 
         ``None`` when no position counts. Distilling wrong positions alone lowers agreement on later
         requests, since the few records are learned by heart; polishing the right ones by total variation,
-        which has no gradient where the head is far off, raises it (docs/decisions.md).
+        which has no gradient where the head is far off, raises it (docs/decisions.md). The means are those
+        of the positions given, hence of a slice where a step is cut into slices.
         """
         config = self.config
         if config.focus == "all":

@@ -32,7 +32,7 @@ class LearningCost:
         if self._parts.scheduler is None:
             return
         side = self._side_seconds()
-        self._parts.scheduler.budget.spend(side - self._charged)
+        self._parts.scheduler.budget.charge(side - self._charged)
         self._charged = side
 
     def as_dict(self) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -83,7 +83,7 @@ class SentenceEncoder:
         tensors = {name: value for name, value in inputs.items() if torch.is_tensor(value)}
         for name, part in list(first.named_children()):
             if isinstance(part, torch.nn.Module) and any(True for _ in part.parameters()):
-                setattr(first, name, fastest(part, lambda model: model(**tensors)))
+                setattr(first, name, fastest(part, lambda model: _hidden(model(**tensors))))
 
 
 class Embedder:
@@ -169,6 +169,14 @@ def single_threaded() -> None:
     restore = threading.Thread(target=torch.set_num_threads, args=(before,))
     restore.start()
     restore.join()
+
+
+def _hidden(output: Any) -> torch.Tensor:
+    """The token vectors of a transformer's output."""
+    found = output.last_hidden_state if hasattr(output, "last_hidden_state") else output[0]
+    if not isinstance(found, torch.Tensor):
+        raise TypeError(f"no token vectors in {type(output).__name__}")
+    return found
 
 
 def on_one_core(work: Callable[[], None]) -> None:
