@@ -19,6 +19,9 @@ from router.app.summary import tally
 PLAIN_EVERY = 10.0
 """Seconds between two progress lines where there is no terminal."""
 
+TABLE_EVERY = 45.0
+"""Seconds between two tables of domains where there is no terminal."""
+
 PHASES = {
     "replay": "serving the traffic",
     "compare": "comparing in paired blocks",
@@ -29,14 +32,17 @@ PHASES = {
 def domain_table(
     tallies: Mapping[str, Tally], rows: Sequence[Mapping[str, Any]], title: str | None = None
 ) -> Table:
-    """The table of domains: acceptance from the answers, version and memory from the engine."""
+    """The table of domains: acceptance from the answers; version, tokens in memory and records in the
+    distillation buffer from the engine.
+    """
     table = Table(title=title, title_justify="left")
     table.add_column("domain", no_wrap=True)
-    for heading in ("requests", "acceptance", "α", "τ", "tokens/s", "version", "memory"):
+    for heading in ("requests", "acceptance", "α", "τ", "tokens/s", "version", "memory", "buffer"):
         table.add_column(heading, justify="right")
     known = {str(row.get("name")): row for row in rows}
     for name in dict.fromkeys([*known, *tallies]):
         counters, row = tallies.get(name, Tally()), known.get(name, {})
+        kept = row.get("buffer") or {}
         table.add_row(
             escape(name),
             str(counters.requests),
@@ -45,17 +51,16 @@ def domain_table(
             f"{counters.mean_accepted_length:.2f}",
             f"{counters.tokens_per_second:.1f}",
             str(row.get("version", row.get("draft_version", 0))),
-            shown(row.get("buffer")),
+            shown(kept.get("memory_tokens")),
+            shown(kept.get("records")),
         )
     return table
 
 
 def shown(value: object) -> str:
-    """A figure or a small group of figures in a few characters."""
+    """A figure in a few characters."""
     if value is None:
         return "–"
-    if isinstance(value, Mapping):
-        return " / ".join(shown(item) for item in value.values())
     if isinstance(value, float):
         return f"{value:.3g}"
     return str(value)
@@ -66,7 +71,7 @@ class LiveListener:
 
     Args:
         console: Where to print.
-        live: Redraw a table in place; ``False`` prints a line now and then.
+        live: Redraw a table in place; ``False`` prints a line now and then, and a table less often.
     """
 
     def __init__(self, console: Console, *, live: bool) -> None:
@@ -83,7 +88,7 @@ class LiveListener:
         self._task = self._progress.add_task("loading", total=None)
         self._live = Live(self._view(), console=console, refresh_per_second=2) if live else None
         self._name, self._total, self._done = "", 0, 0
-        self._printed = time.monotonic()
+        self._printed = self._tabled = time.monotonic()
 
     def __enter__(self) -> LiveListener:
         if self._live is not None:
@@ -94,6 +99,8 @@ class LiveListener:
         if self._live is not None:
             self._redraw()
             self._live.stop()
+        elif self._tallies:
+            self._console.print(domain_table(self._tallies, self._rows))
 
     def phase(self, name: str, total: int) -> None:
         """Begin a new progress bar."""
@@ -154,6 +161,9 @@ class LiveListener:
             f"{total.acceptance_rate:.2f} · τ {total.mean_accepted_length:.2f} · "
             f"{total.tokens_per_second:.1f} tokens/s"
         )
+        if now - self._tabled >= TABLE_EVERY:
+            self._tabled = now
+            self._console.print(domain_table(self._tallies, self._rows))
 
 
 def print_summary(console: Console, result: Mapping[str, Any]) -> None:

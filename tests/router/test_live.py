@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 
+import pytest
 from rich.console import Console
 
 from router.app.live import LiveListener, print_summary
@@ -39,9 +40,10 @@ def test_births_are_printed_with_their_reason_as_they_happen() -> None:
         assert "birth · weather" in text
 
 
-def test_the_live_table_shows_domains_and_the_summary_the_three_speeds_and_the_check() -> None:
-    text = shown(live=True, terminal=True)
-    for word in ("domain", "acceptance", "tokens/s", "version", "memory", "math", "12"):
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_table_shows_domains_and_the_summary_the_three_speeds_and_the_check(terminal: bool) -> None:
+    text = shown(live=terminal, terminal=terminal)
+    for word in ("domain", "acceptance", "tokens/s", "version", "memory", "buffer", "math", "12"):
         assert word in text
     for word in (
         "model.generate",
