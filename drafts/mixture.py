@@ -106,7 +106,7 @@ class Mixture:
         self, rows: Sequence[DraftRow], proposals: Sequence[Proposal], emitted: Sequence[Sequence[int]]
     ) -> None:
         """Score every source of the last step on the verified text, verified or not."""
-        step, self._asked = self._asked, []
+        step, self._asked = self._asked or [None] * len(rows), []
         for row, proposal, tokens, asked in zip(rows, proposals, emitted, step, strict=True):
             if asked is not None:
                 self._score(row, asked, proposal, tokens)

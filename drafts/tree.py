@@ -81,6 +81,8 @@ class TreeGrower:
         Returns:
             The token to continue with, ``None`` where going deeper is not worth ``floor``.
         """
+        if self._cursor != ROOT and self._nodes[self._cursor].depth >= self.depth:
+            return None
         if self._cursor not in self._positions:
             self._ask(self._cursor)
         self._add(self._cursor, source, guesses)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 
+from drafts.errors import PolydraftError
 from drafts.registry import Registry, Swap
+
+log = logging.getLogger(__name__)
 
 
 class Loadable(Protocol):
@@ -29,10 +33,14 @@ class VersionFollower:
     registry: Registry
     bank: Loadable
     _served: dict[str, int] = field(default_factory=dict)
+    _refused: dict[str, int] = field(default_factory=dict)
     _serial: int = -1
 
     def adopt(self) -> list[Swap]:
-        """Load every version that differs from the one being served; returns what was swapped."""
+        """Load every version that differs from the one being served; returns what was swapped.
+
+        A version that does not fit the bank is logged and left out: the one before goes on serving.
+        """
         serial = self.registry.serial
         if serial == self._serial:
             return []
@@ -42,7 +50,13 @@ class VersionFollower:
             old = self._served.get(domain)
             if version is None or version.number == old:
                 continue
-            self.bank.load(domain, version.tensors)
+            try:
+                self.bank.load(domain, version.tensors)
+            except PolydraftError as error:
+                if self._refused.get(domain) != version.number:
+                    log.error("version %d of %s cannot be served: %s", version.number, domain, error)
+                self._refused[domain] = version.number
+                continue
             self._served[domain] = version.number
             if old is None and version.number == 0:
                 continue

@@ -208,7 +208,13 @@ class Engine:
             return [EMPTY] * len(decoding)
         limits = [self._limit(row) for row in decoding]
         price = Price(len(decoding), self.costs.ms, self.settings.fixed_k)
-        proposals = self.drafter.propose([row.draft for row in decoding], limits, price)
+        try:
+            proposals = self.drafter.propose([row.draft for row in decoding], limits, price)
+        except Exception:
+            log.exception("drafting failed; this step decodes plainly")
+            return [EMPTY] * len(decoding)
+        size = self.target.vocab_size
+        proposals = [p if all(0 <= t < size for t in p.tokens) else EMPTY for p in proposals]
         room = [self.max_length - len(row.draft.tokens) for row in decoding]
         return [proposal.first(max(count, 0)) for proposal, count in zip(proposals, room, strict=True)]
 
@@ -361,7 +367,12 @@ class Engine:
             row.submission.on_tokens(tail, ())
         record = row.record(reason, None if failed else self._features(row))
         if self.drafter is not None:
-            self.drafter.finish(row.draft)
+            try:
+                self.drafter.finish(row.draft)
+            except Exception:
+                log.exception(
+                    "a draft failed to learn from request %s; its answer stands", row.draft.request_id
+                )
         self.rows.remove(row)
         moved = self.cache.release(row.slot)
         if moved is not None:

@@ -40,10 +40,13 @@ class PromptBuilder:
             raise InvalidValueError("prompt", prompt, "either a prompt or messages, not both")
         if messages is None:
             assert prompt is not None
+            _check_text("prompt", prompt)
             messages = [{"role": "user", "content": prompt}]
             if not template or self._tokenizer.chat_template is None:
                 return self._checked(self._tokenizer(prompt)["input_ids"]), prompt
         messages = normalise_messages(list(messages))
+        for index, message in enumerate(messages):
+            _check_text(f"messages[{index}].content", str(message["content"]))
         if self._tokenizer.chat_template is None:
             text = "\n".join(str(message["content"]) for message in messages)
             return self._checked(self._tokenizer(text)["input_ids"]), routing_text(messages)
@@ -58,6 +61,14 @@ class PromptBuilder:
         if len(ids) >= self.limit:
             raise ContextLengthError(len(ids), self.limit)
         return tuple(ids)
+
+
+def _check_text(field: str, text: str) -> None:
+    """Refuse text that is no text: half of a surrogate pair cannot be encoded."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InvalidValueError(field, ascii(text[error.start]), "text without lone surrogates") from error
 
 
 def routing_text(messages: Sequence[Message]) -> str:

@@ -97,3 +97,12 @@ def test_a_second_neural_source_revises_the_tree():
     proposal.check()
     assert proposal.tokens[0] == 3
     assert list(proposal.reach) == sorted(proposal.reach, reverse=True)
+
+
+def test_a_head_that_does_not_stop_is_held_to_the_depth():
+    tree = grower({}, neural=1, depth=2)
+    tree.start()
+    tree.lead()
+    for token in range(5, 12):
+        tree.extend(0, [(token, 0.9)], 0.0)
+    assert max(tree.ranked(24).depths) == 2

@@ -93,18 +93,20 @@ def test_features_and_evidence_follow_the_accepted_path():
 def test_a_tree_never_emits_more_than_asked_nor_overruns_the_cache(limit):
     prompt = prompts(1, seed=21)[0]
     truth = {tuple(prompt): greedy(prompt, 24, stop=())}
-    client = Client(
-        make_engine(Branching(pattern(truth, "RRRR")), fixed_k=None, max_length=len(prompt) + limit)
-    )
+    engine = make_engine(Branching(pattern(truth, "RRRR")), fixed_k=None, max_length=len(prompt) + limit)
+    trees = count_trees(engine)
+    client = Client(engine)
     client.submit("a", prompt, max_tokens=limit, ignore_eos=True)
     assert client.run()["a"] == tuple(truth[tuple(prompt)][:limit])
+    assert (trees["verified"] > 0) == (limit > 2)
 
 
-def test_a_request_may_cap_its_depth_or_turn_speculation_off():
+@pytest.mark.parametrize("source", [Forced, Branching])
+def test_a_request_may_cap_its_depth_or_turn_speculation_off(source):
     prompt = prompts(1, seed=11, lengths=(7,))[0]
     truth = {tuple(prompt): greedy(prompt, 40, stop=())}
     for cap in (0, 1, 2):
-        client = Client(make_engine(Forced(pattern(truth, "RRRR")), fixed_k=None))
+        client = Client(make_engine(source(pattern(truth, "RRRR")), fixed_k=None))
         client.submit("a", prompt, max_tokens=40, ignore_eos=True, k=cap)
         assert client.run()["a"] == tuple(truth[tuple(prompt)])
         rounds = client.outcomes["a"].record.rounds
@@ -150,3 +152,27 @@ def test_a_failed_step_with_drafts_ends_its_requests_and_the_next_ones_are_serve
     assert "out of memory" in str(client.outcomes["a"].error)
     client.submit("b", prompt)
     assert client.run()["b"] == tuple(truth[tuple(prompt)])
+
+
+@pytest.mark.parametrize("harm", ["guesses", "finish", "token"])
+def test_a_draft_that_fails_harms_no_answer(harm):
+    asked = prompts(3, seed=8)
+    truth = {tuple(p): greedy(p, 12, stop=()) for p in asked}
+
+    class Harmful(Branching):
+        def guesses(self, row, path):
+            if row.request_id == "0" and harm == "guesses":
+                raise ValueError("boom")
+            if row.request_id == "0" and harm == "token":
+                return [(10**9, 0.9)]
+            return super().guesses(row, path)
+
+        def finish(self, row):
+            if harm == "finish":
+                raise ValueError("boom")
+
+    client = Client(make_engine(Harmful(pattern(truth, "RRR")), fixed_k=None))
+    for index, prompt in enumerate(asked):
+        client.submit(str(index), prompt, max_tokens=12, ignore_eos=True)
+    assert client.run() == {str(i): tuple(truth[tuple(p)]) for i, p in enumerate(asked)}
+    assert not client.engine.rows
