@@ -4,13 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from drafts.proposal import Proposal
-
-
-def expected_tokens(proposal: Proposal) -> float:
-    """Expected accepted tokens of one proposal: the sum of its nodes' reach probabilities."""
-    return sum(proposal.reach)
-
 
 def worthwhile_nodes(
     reaches: Sequence[Sequence[float]], step_ms: Callable[[int], float], goodput: float

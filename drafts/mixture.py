@@ -94,7 +94,7 @@ class Mixture:
                 self._ask_neural(name, source, rows, caps, goodput, node_ms, fixed is not None)
         if fixed is not None:
             proposals = [
-                EMPTY if asked is None else self._fixed(asked.tree, cap)
+                EMPTY if asked is None else asked.tree.main_path(cap)
                 for asked, cap in zip(self._asked, caps, strict=True)
             ]
         else:
@@ -250,11 +250,6 @@ class Mixture:
             pricing.note_call(len(spoke), (time.perf_counter() - begin) * 1e3)
         for index in spoke:
             able[index][1].neural.append(name)
-
-    @staticmethod
-    def _fixed(tree: TreeGrower, depth: int) -> Proposal:
-        tree.branch_main(depth)
-        return tree.main_path(depth)
 
     def _grown(self, count: int, price: Price, goodput: float) -> list[Proposal]:
         """Branch out, then keep the nodes that pay over the whole batch."""

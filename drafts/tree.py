@@ -106,22 +106,13 @@ class TreeGrower:
                 return
             self._ask(-max(open_ends)[1])
 
-    def branch_main(self, limit: int) -> None:
-        """Let the memories continue the main path to ``limit`` tokens."""
-        at = ROOT
-        for _ in range(limit):
-            if at not in self._positions:
-                self._ask(at)
-            best = self._best_child(at)
-            if best is None:
-                return
-            at = best
-
     def main_path(self, limit: int) -> Proposal:
-        """The most probable chain, of at most ``limit`` tokens."""
+        """The most probable chain, of at most ``limit`` tokens, continued by the memories where it ends."""
         chosen: list[int] = []
         at = ROOT
         while len(chosen) < limit:
+            if at not in self._positions:
+                self._ask(at)
             best = self._best_child(at)
             if best is None:
                 break

@@ -68,6 +68,7 @@ class VersionFollower:
     def forget(self, domain: str) -> None:
         """A domain is gone; one of the same name would begin anew."""
         self._served.pop(domain, None)
+        self._refused.pop(domain, None)
 
     def served(self, domain: str) -> int:
         """Number of the version that serves ``domain``; 0 before anything was published."""

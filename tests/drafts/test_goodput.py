@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafts.goodput import expected_tokens, worthwhile_nodes
+from drafts.goodput import worthwhile_nodes
 from drafts.proposal import EMPTY, Proposal
 
 
@@ -54,6 +54,6 @@ def test_the_choice_is_the_best_of_all_choices(confidences, goodput):
     assert value(kept) == pytest.approx(best, abs=1e-9)
 
 
-def test_expected_tokens_multiplies_along_the_path():
-    assert expected_tokens(Proposal.chain([1, 2], "x", [0.5, 0.5])) == pytest.approx(0.75)
-    assert expected_tokens(EMPTY) == 0.0
+def test_reach_multiplies_along_the_path():
+    assert sum(Proposal.chain([1, 2], "x", [0.5, 0.5]).reach) == pytest.approx(0.75)
+    assert sum(EMPTY.reach) == 0.0

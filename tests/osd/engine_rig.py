@@ -15,7 +15,8 @@ from osd.serve.controller import StepCosts
 from osd.serve.engine import Engine, EngineSettings
 from osd.serve.load import build_target
 from osd.serve.row import Outcome, Submission
-from osd.types import Assignment, GenerationRequest, SamplingParams
+from osd.serve.target import PassRow
+from osd.types import Assignment, FinishedRecord, GenerationRequest, SamplingParams
 from tests.tiny import VOCAB, tiny_model
 
 LIMIT = 8
@@ -140,3 +141,28 @@ def greedy(prompt: Sequence[int], count: int, kind: str = "llama", stop: Sequenc
         if tokens[-1] in stop:
             break
     return tokens[len(prompt) :]
+
+
+def check_counters(record: FinishedRecord) -> None:
+    """The counters of a record's rounds agree with one another and with its tokens."""
+    assert sum(r.emitted for r in record.rounds) == len(record.output_ids)
+    for item in record.rounds:
+        assert 0 <= item.accepted <= item.proposed
+        assert item.accepted <= item.tested <= item.accepted + 1
+        assert item.emitted <= item.accepted + 1
+
+
+def check_kept(record: FinishedRecord, prompt: Sequence[int]) -> None:
+    """Evidence (eight a position) and features of a record are the target's own on its final text."""
+    tokens = [*prompt, *record.output_ids]
+    with torch.no_grad():
+        logits = target().reference(torch.tensor([tokens])).logits[0, len(prompt) - 1 : -1]
+    expected = logits.log_softmax(-1).topk(8)
+    assert torch.equal(record.evidence.top_ids.long(), expected.indices)
+    torch.testing.assert_close(record.evidence.top_logprobs.float(), expected.values, atol=5e-3, rtol=5e-3)
+    cache = target().make_cache(1, 64, keep_features=True)
+    cache.acquire()
+    target().forward(cache, [PassRow(0, 0, tokens[:-1])])
+    torch.testing.assert_close(
+        record.features.float(), cache.features[0, : len(tokens) - 1], atol=2e-2, rtol=2e-2
+    )

@@ -4,11 +4,19 @@ import itertools
 import random
 
 import pytest
-import torch
 
 from drafts.errors import BusyError
 from osd.types import FinishReason
-from tests.osd.engine_rig import Client, Forced, greedy, make_engine, prompts, target
+from tests.osd.engine_rig import (
+    Client,
+    Forced,
+    check_counters,
+    check_kept,
+    greedy,
+    make_engine,
+    prompts,
+    target,
+)
 from tests.tiny import VOCAB
 
 KINDS = ["llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3"]
@@ -232,12 +240,7 @@ def test_counters_agree_with_the_tokens():
         client.submit(str(index), prompt)
     client.run()
     for outcome in client.outcomes.values():
-        record = outcome.record
-        assert sum(r.emitted for r in record.rounds) == len(record.output_ids)
-        for item in record.rounds:
-            assert 0 <= item.accepted <= item.proposed
-            assert item.accepted <= item.tested <= item.accepted + 1
-            assert item.emitted <= item.accepted + 1
+        check_counters(outcome.record)
     assert sum(o.record.seconds for o in client.outcomes.values()) <= client.engine.busy_seconds
 
 
@@ -255,21 +258,7 @@ def test_evidence_and_features_are_the_targets_own():
     client = Client(make_engine(source, evidence_k=8, observers=[Taker()]))
     client.submit("a", prompt, max_tokens=16, ignore_eos=True)
     client.run()
-    record = records[0]
-    tokens = [*prompt, *record.output_ids]
-    with torch.no_grad():
-        logits = target().reference(torch.tensor([tokens])).logits[0, len(prompt) - 1 : -1]
-    expected = logits.log_softmax(-1).topk(8)
-    assert torch.equal(record.evidence.top_ids.long(), expected.indices)
-    torch.testing.assert_close(record.evidence.top_logprobs.float(), expected.values, atol=5e-3, rtol=5e-3)
-    cache = target().make_cache(1, 64, keep_features=True)
-    from osd.serve.target import PassRow
-
-    cache.acquire()
-    target().forward(cache, [PassRow(0, 0, tokens[:-1])])
-    torch.testing.assert_close(
-        record.features.float(), cache.features[0, : len(tokens) - 1], atol=2e-2, rtol=2e-2
-    )
+    check_kept(records[0], prompt)
 
 
 def test_prefill_is_chunked_so_that_running_rows_go_on():

@@ -1,10 +1,18 @@
 """Token trees: verified in one pass, the accepted path kept, the text the target's own."""
 
 import pytest
-import torch
 
-from osd.serve.target import PassRow
-from tests.osd.engine_rig import Branching, Client, Forced, greedy, make_engine, prompts, target
+from tests.osd.engine_rig import (
+    Branching,
+    Client,
+    Forced,
+    check_counters,
+    check_kept,
+    greedy,
+    make_engine,
+    prompts,
+    target,
+)
 from tests.osd.test_engine import KINDS, pattern
 
 
@@ -76,17 +84,7 @@ def test_features_and_evidence_follow_the_accepted_path():
     client.submit("a", prompt, max_tokens=24, ignore_eos=True)
     client.run()
     assert trees["second"] > 0
-    record = records[0]
-    tokens = [*prompt, *record.output_ids]
-    with torch.no_grad():
-        logits = target().reference(torch.tensor([tokens])).logits[0, len(prompt) - 1 : -1]
-    assert torch.equal(record.evidence.top_ids.long(), logits.log_softmax(-1).topk(8).indices)
-    cache = target().make_cache(1, 64, keep_features=True)
-    cache.acquire()
-    target().forward(cache, [PassRow(0, 0, tokens[:-1])])
-    torch.testing.assert_close(
-        record.features.float(), cache.features[0, : len(tokens) - 1], atol=2e-2, rtol=2e-2
-    )
+    check_kept(records[0], prompt)
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 4, 5])
@@ -122,12 +120,7 @@ def test_counters_of_trees_agree_with_the_tokens():
         client.submit(str(index), prompt)
     client.run()
     for outcome in client.outcomes.values():
-        record = outcome.record
-        assert sum(r.emitted for r in record.rounds) == len(record.output_ids)
-        for item in record.rounds:
-            assert 0 <= item.accepted <= item.proposed
-            assert item.accepted <= item.tested <= item.accepted + 1
-            assert item.emitted <= item.accepted + 1
+        check_counters(outcome.record)
 
 
 def test_a_failed_step_with_drafts_ends_its_requests_and_the_next_ones_are_served():
