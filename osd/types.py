@@ -6,13 +6,30 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any, Literal, Self
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 BASE_DOMAIN = "base"
 """The generalist: serves whatever fits no domain, and lends its weights to every new one."""
+
+
+class ResponseFormat(BaseModel):
+    """Structured output: the answer is a JSON text, of a schema where one is given."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["json_object", "json_schema"] = Field(description="Any JSON object, or one of the schema.")
+    json_schema: dict[str, Any] | None = Field(None, description="JSON schema; needed for json_schema.")
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        if (self.kind == "json_schema") != (self.json_schema is not None):
+            raise ValueError(
+                f"json_schema: a schema goes with kind json_schema and only there, not {self.kind}"
+            )
+        return self
 
 
 class SamplingParams(BaseModel):
@@ -24,19 +41,69 @@ class SamplingParams(BaseModel):
         0.0, ge=0.0, le=10.0, allow_inf_nan=False, description="Softmax temperature; 0 is greedy."
     )
     top_p: float = Field(1.0, gt=0.0, le=1.0, description="Nucleus mass kept; 1 keeps all.")
-    top_k: int = Field(0, ge=0, description="Tokens kept by score; 0 keeps all.")
+    top_k: int = Field(0, ge=0, le=2**31 - 1, description="Tokens kept by score; 0 keeps all.")
+    min_p: float = Field(
+        0.0, ge=0.0, le=1.0, description="Least probability kept, as a share of the most probable token's."
+    )
+    repetition_penalty: float = Field(
+        1.0,
+        gt=0.0,
+        le=10.0,
+        allow_inf_nan=False,
+        description="Divides positive, multiplies negative logits of tokens in prompt or output; 1 is off.",
+    )
+    presence_penalty: float = Field(
+        0.0, ge=-2.0, le=2.0, description="Subtracted from the logit of every token in the output."
+    )
+    frequency_penalty: float = Field(
+        0.0, ge=-2.0, le=2.0, description="Subtracted from a token's logit for each time it is in the output."
+    )
+    logit_bias: dict[int, Annotated[float, Field(ge=-100.0, le=100.0)]] = Field(
+        default_factory=dict,
+        max_length=1024,
+        description="Added to the logits of these token ids; -100 forbids a token.",
+    )
     seed: int | None = Field(
         None,
         ge=-(2**63),
         lt=2**64,
         description="Seed of the sampling noise; a fresh one when absent.",
     )
-    max_tokens: int = Field(256, ge=1, description="Most output tokens.")
+    choice: int = Field(0, ge=0, lt=2**31, description="Index of this choice where a prompt has several.")
+    max_tokens: int = Field(256, ge=1, le=2**31 - 1, description="Most output tokens.")
+    min_tokens: int = Field(0, ge=0, le=2**31 - 1, description="End tokens are forbidden before this many.")
     stop: tuple[str, ...] = Field((), max_length=16, description="Strings that end the output.")
+    stop_token_ids: tuple[Annotated[int, Field(ge=0)], ...] = Field(
+        (), max_length=64, description="Further tokens that end the output, as end tokens do."
+    )
     ignore_eos: bool = Field(False, description="Continue past end tokens.")
+    logprobs: int | None = Field(
+        None,
+        ge=0,
+        le=20,
+        description="Report every token's log-probability and this many alternatives; null reports none.",
+    )
+    response_format: ResponseFormat | None = Field(None, description="Constrain the output to JSON.")
     k: int | None = Field(
         None, ge=0, le=64, description="Cap on the depth of a proposal; 0 turns speculation off."
     )
+    sources: tuple[str, ...] | None = Field(
+        None, max_length=16, description="Draft sources to use for this request; null leaves the domain's."
+    )
+    timeout: float | None = Field(
+        None,
+        gt=0.0,
+        le=86_400.0,
+        description="Seconds from arrival after which the request ends with what it has.",
+    )
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        if self.min_tokens > self.max_tokens:
+            raise ValueError(
+                f"min_tokens: {self.min_tokens} exceeds max_tokens {self.max_tokens}; allowed is at most that"
+            )
+        return self
 
 
 class FinishReason(StrEnum):
@@ -45,7 +112,23 @@ class FinishReason(StrEnum):
     STOP = "stop"
     LENGTH = "length"
     CANCELLED = "cancelled"
+    TIMEOUT = "timeout"
     ERROR = "error"
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """Log-probabilities at one emitted position, of the target's raw distribution (before any shaping).
+
+    Attributes:
+        token_id: The emitted token.
+        logprob: Its natural log-probability.
+        top: ``(token id, log-probability)`` of the most probable tokens, best first, as many as asked for.
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -204,6 +287,8 @@ class FinishedRecord:
         rounds: Its rounds in order.
         versions: Expert versions that proposed for it, in order of use.
         evidence: Target top-K per emitted position, ``None`` when learning is off.
+        logprobs: One a token, where the request asked for them.
+        cached_tokens: Prompt tokens whose keys were reused instead of computed.
         features: float16 ``[len(prompt) + len(output) - 1, F]`` hidden states of the processed
             tokens, ``None`` when no source needs them.
         seconds: Share of step time spent on it.
@@ -225,6 +310,8 @@ class FinishedRecord:
     routing_wait: float
     first_token_seconds: float
     total_seconds: float
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True)

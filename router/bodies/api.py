@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from osd.types import Assignment, FinishReason, Round
+from osd.types import Assignment, FinishReason, Round, TokenLogprob
 
 Message = Mapping[str, Any]
 """A chat message with ``role`` and ``content``, as the OpenAI API has it."""
@@ -30,6 +30,8 @@ class Completion:
         first_token_seconds: Wall time from arrival to the first token.
         routing_wait: Seconds it waited for the router after prefill.
         error: Why it failed, ``None`` unless ``finish_reason`` is ``error``.
+        logprobs: One a token of ``token_ids``, where they were asked for.
+        cached_tokens: Prompt tokens that were reused instead of computed.
     """
 
     request_id: str
@@ -46,6 +48,8 @@ class Completion:
     first_token_seconds: float = 0.0
     routing_wait: float = 0.0
     error: str | None = None
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    cached_tokens: int = 0
 
     @property
     def proposed(self) -> int:
@@ -60,11 +64,15 @@ class Completion:
 
 @dataclass(frozen=True)
 class Delta:
-    """A piece of an answer as it is generated; ``completion`` is set on the last one only."""
+    """A piece of an answer as it is generated; ``completion`` is set on the last one only.
+
+    ``logprobs`` holds one entry a token of ``token_ids``, where they were asked for.
+    """
 
     text: str
     token_ids: tuple[int, ...] = ()
     completion: Completion | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class Handle(Protocol):
