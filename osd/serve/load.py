@@ -15,6 +15,7 @@ from osd.serve.facts import resolve_device, resolve_dtype
 from osd.serve.generic import GenericTarget, unsupported
 from osd.serve.lean import LeanTarget, lean_obstacle
 from osd.serve.probe import probe
+from osd.serve.quantize import quantise
 from osd.serve.target import TargetModel
 
 logger = logging.getLogger(__name__)
@@ -29,6 +30,7 @@ def load_target(
     forward: str = "auto",
     cache_dir: Path | None = None,
     feature_layers: Sequence[int] | None = None,
+    quantization: str = "none",
 ) -> tuple[TargetModel, Any]:
     """Load a target and its tokenizer, choose the forward, and probe it.
 
@@ -39,6 +41,7 @@ def load_target(
         forward: ``lean``, ``generic``, or ``auto``: lean where the model allows it and it proves equal.
         cache_dir: Where the embedded target is converted to.
         feature_layers: Layers whose hidden states are kept, see :class:`TargetModel`.
+        quantization: ``none``, or ``int8`` for :mod:`osd.serve.quantize`.
 
     Raises:
         InvalidValueError: The model is not there, is no causal LM, or cannot be served over slots.
@@ -50,6 +53,10 @@ def load_target(
     number = resolve_dtype(dtype, place)
     folder = str(embedded_folder(cache_dir)) if model == EMBEDDED else _checked(model)
     plain = _load_plain(folder, model, number).to(place)
+    if quantization == "int8":
+        quantise(plain, model)
+    elif quantization != "none":
+        raise InvalidValueError("target.quantization", quantization, "none or int8")
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=model == EMBEDDED)
     except (OSError, ValueError) as error:

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from osd.serve.quantize import int8_product
 from osd.serve.target import timed
 
 logger = logging.getLogger(__name__)
@@ -33,11 +34,19 @@ class Matrix:
     """A weight ``[out, in]`` as stored, and in the processor library's own blocked layout if that pays.
 
     The blocked copy costs as many bytes again; for 3 to 16 rows, where verification happens, it is
-    1.5 to 2 times as fast as the plain one on the machines measured.
+    1.5 to 2 times as fast as the plain one on the machines measured. A quantised weight has ``plain`` in
+    int8, a ``scale`` an output, and always the packed copy.
     """
 
     plain: Tensor
     packed: Tensor | None = None
+    scale: Tensor | None = None
+    zeros: Tensor | None = None
+
+    @property
+    def quantised(self) -> bool:
+        """Whether ``plain`` is int8 with one ``scale`` an output."""
+        return self.scale is not None
 
 
 Product = Callable[[Tensor, Matrix], Tensor]
@@ -58,6 +67,14 @@ def blocked(x: Tensor, weight: Matrix) -> Tensor:
     """The product over the blocked copy."""
     found: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight.packed, None, "none", [], "")
     return found
+
+
+def int8(x: Tensor, weight: Matrix) -> Tensor:
+    """The integer product of a quantised weight."""
+    assert weight.packed is not None
+    assert weight.scale is not None
+    assert weight.zeros is not None
+    return int8_product(x, weight.packed, weight.scale, weight.zeros)
 
 
 def padded(x: Tensor, weight: Matrix, *, rows: int, inner: Product) -> Tensor:
@@ -104,6 +121,8 @@ class ProductPlan:
         self.names: dict[str, dict[int, str]] = {name: {} for name in weights}
         """Chosen candidate by weight name and row count, for inspection."""
         begin = time.perf_counter()
+        quantised = {name for name, group in weights.items() if group[0].quantised}
+        weights = {name: group for name, group in weights.items() if name not in quantised}
         packing = can_pack([matrix for group in weights.values() for matrix in group])
         samples = {name: sample_of(group, packing) for name, group in weights.items()}
         for count in _BY_IMPORTANCE:
@@ -114,7 +133,10 @@ class ProductPlan:
             if any(choice.startswith("blocked") for choice in chosen.values()):
                 for matrix in weights[name]:
                     matrix.packed = pack(matrix.plain)
-        self._tables = {name: _table(chosen, packing) for name, chosen in self.names.items()}
+        self._tables = {name: _table(chosen, packing) for name, chosen in self.names.items() if chosen}
+        for name in quantised:
+            self.names[name] = dict.fromkeys(BUCKETS, "int8")
+            self._tables[name] = [int8]
         self.seconds = time.perf_counter() - begin
         """What timing and packing took."""
         logger.info("matrix products timed in %.1f s: %s", self.seconds, self.names)
