@@ -33,6 +33,7 @@ from router.bodies.parts import build_drafts
 from router.bodies.prompts import PromptBuilder
 from router.bodies.sampling import sampling_params
 from router.bodies.state import StateKeeper
+from router.bodies.token_text import TokenBytes
 from router.config import PolydraftConfig, load_config
 from router.mind.birth import Birth
 from router.mind.router import Router
@@ -106,6 +107,7 @@ class Engine:
         )
         limit = min(config.engine.max_length, target.max_positions)
         self._prompts = PromptBuilder(tokenizer, limit)
+        self._token_bytes = TokenBytes(tokenizer)
         self.core = Core(
             target=target,
             tokenizer=tokenizer,
@@ -205,9 +207,18 @@ class Engine:
         """Token ids of a prompt exactly as :meth:`submit` makes them."""
         return self._prompts.build(prompt, messages, template)[0]
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes of one token, see :class:`router.bodies.token_text.TokenBytes`."""
+        return self._token_bytes(token_id)
+
+    @property
+    def special_token_ids(self) -> frozenset[int]:
+        """Tokens that an answer's text leaves out."""
+        return self._token_bytes.special
+
     def submit(
         self,
-        prompt: str | None = None,
+        prompt: str | Sequence[int] | None = None,
         *,
         messages: Sequence[Message] | None = None,
         domain: str | None = None,

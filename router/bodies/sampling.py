@@ -8,6 +8,7 @@ from pydantic import ValidationError
 
 from drafts.errors import InvalidValueError
 from osd.types import SamplingParams
+from router.bodies.allowed import allowed_at
 
 
 def sampling_params(values: dict[str, Any]) -> SamplingParams:
@@ -21,9 +22,14 @@ def sampling_params(values: dict[str, Any]) -> SamplingParams:
     try:
         return SamplingParams(**{key: value for key, value in values.items() if value is not None})
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"])
-        allowed = first["msg"]
-        if first["type"] == "extra_forbidden":
-            allowed = f"one of {', '.join(SamplingParams.model_fields)}"
-        raise InvalidValueError(field, first["input"], allowed) from error
+        raise _named(error) from error
+
+
+def _named(error: ValidationError) -> InvalidValueError:
+    first = error.errors()[0]
+    place = first["loc"]
+    if not place or first["type"] == "value_error":
+        field, _, allowed = str(first["ctx"]["error"]).partition(": ")
+        return InvalidValueError(".".join(str(part) for part in (*place, field)), first["input"], allowed)
+    allowed = (len(place) == 1 and allowed_at(SamplingParams, place)) or first["msg"]
+    return InvalidValueError(".".join(str(part) for part in place), first["input"], allowed)

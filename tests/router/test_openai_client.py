@@ -58,7 +58,7 @@ def test_the_official_client_completes_text_and_names_a_domain(
 
 def test_the_official_client_raises_its_typed_errors(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
-        ask(client, "x", n=2)
+        ask(client, "x", n=17)
     assert refused.value.param == "n"
     with pytest.raises(openai.NotFoundError):
         client.chat.completions.create(model="other", messages=[{"role": "user", "content": "x"}])
