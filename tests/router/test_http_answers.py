@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from starlette.testclient import TestClient
 
-from tests.router.fake_engine import default_answer
+from tests.router.fake_engine import default_answer, encode
 from tests.router.http_rig import CHAT, TEXT, streamed, whole
 
 
@@ -40,12 +42,27 @@ def test_b04_a_stop_string_across_tokens_never_reaches_the_client(client: TestCl
     assert streamed(client, path, stop=["漢字.x"])[0] == text
 
 
+ENDS = [
+    ({}, "stop"),
+    ({"stop": "is"}, "stop"),
+    ({"stop_token_ids": encode("w")}, "stop"),
+    ({"max_tokens": 2}, "length"),
+    ({"max_tokens": 1}, "length"),
+]
+
+
 @pytest.mark.parametrize("path", [CHAT, TEXT])
-def test_b10_finish_reason_is_the_generators_on_every_path(client: TestClient, path: str) -> None:
-    for k in (0, 4):
-        for extra, reason in (({}, "stop"), ({"stop": "is"}, "stop"), ({"max_tokens": 2}, "length")):
-            assert whole(client, path, k=k, **extra)[1] == reason
-            assert streamed(client, path, k=k, **extra)[1] == reason
+@pytest.mark.parametrize("k", [0, 4])
+@pytest.mark.parametrize(("extra", "reason"), ENDS, ids=lambda value: str(value))
+def test_b10_finish_reason_is_the_generators_on_every_path(
+    client: TestClient, path: str, k: int, extra: dict[str, Any], reason: str
+) -> None:
+    text, found, _ = whole(client, path, k=k, **extra)
+    pieces, last, chunks = streamed(client, path, k=k, **extra)
+    assert found == last == reason
+    assert text == pieces
+    assert "<eos>" not in text
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
 
 
 def test_usage_counts_accepted_and_rejected_draft_tokens(client: TestClient) -> None:

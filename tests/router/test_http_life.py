@@ -16,7 +16,7 @@ def test_b05_a_client_that_hangs_up_frees_its_slot_streaming_or_not() -> None:
     engine = FakeEngine(delay=0.01, slots=2)
     long = body(CHAT, max_tokens=100_000, ignore_eos=True)
     with live_server(engine) as url, httpx.Client(base_url=url, timeout=20) as client:
-        for _ in range(10):
+        for _ in range(50):
             with client.stream("POST", CHAT, json={**long, "stream": True}) as response:
                 assert next(response.iter_lines()).startswith("data: ")
             wait_until(lambda: engine.running == 0)
@@ -48,7 +48,9 @@ def test_errors_of_the_engine_keep_status_and_code_and_unexpected_ones_tell_noth
     client = TestClient(
         create_app(FakeEngine(fail=lambda prompt: problems.get(prompt))), raise_server_exceptions=False
     )
-    assert error_of(client.post(CHAT, json=body(CHAT, "busy")), 503)["code"] == "busy"
+    busy = client.post(CHAT, json=body(CHAT, "busy"))
+    assert error_of(busy, 503)["code"] == "busy"
+    assert int(busy.headers["Retry-After"]) > 0
     assert "secret" not in error_of(client.post(CHAT, json=body(CHAT, "boom")), 500)["message"]
     assert error_of(client.post(CHAT, json=body(CHAT, "odd")), 500)["type"] == "server_error"
     chunks = events(client.post(CHAT, json=body(CHAT, "busy", stream=True)))
