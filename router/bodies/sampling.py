@@ -22,14 +22,10 @@ def sampling_params(values: dict[str, Any]) -> SamplingParams:
     try:
         return SamplingParams(**{key: value for key, value in values.items() if value is not None})
     except ValidationError as error:
-        raise _named(error) from error
-
-
-def _named(error: ValidationError) -> InvalidValueError:
-    first = error.errors()[0]
-    place = first["loc"]
-    if not place or first["type"] == "value_error":
-        field, _, allowed = str(first["ctx"]["error"]).partition(": ")
-        return InvalidValueError(".".join(str(part) for part in (*place, field)), first["input"], allowed)
-    allowed = (len(place) == 1 and allowed_at(SamplingParams, place)) or first["msg"]
-    return InvalidValueError(".".join(str(part) for part in place), first["input"], allowed)
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        allowed = first["msg"]
+        if first["type"] == "extra_forbidden":
+            allowed = f"one of {', '.join(SamplingParams.model_fields)}"
+        whole = allowed_at(SamplingParams, first["loc"]) if len(first["loc"]) == 1 else None
+        raise InvalidValueError(field, first["input"], whole or allowed) from error
