@@ -88,7 +88,7 @@ class CompletionFields(BaseModel):
     n: int | None = Field(None, ge=1, le=16, description="Answers to every prompt.")
     best_of: int | None = Field(None, ge=1, le=16, description="Only the same as n: none is thrown away.")
     max_tokens: int | None = decoding_field("max_tokens")
-    max_completion_tokens: int | None = Field(None, ge=1, description="Newer name of max_tokens.")
+    max_completion_tokens: int | None = decoding_field("max_tokens")
     min_tokens: int | None = decoding_field("min_tokens")
     temperature: float | None = decoding_field("temperature")
     top_p: float | None = decoding_field("top_p")
@@ -200,7 +200,7 @@ class CompletionFields(BaseModel):
         if self.logit_bias is None:
             return None
         for key, bias in self.logit_bias.items():
-            if not (key.isascii() and key.isdigit()):
+            if not (key.isascii() and key.isdigit() and len(key) < 12):
                 raise InvalidValueError(f"logit_bias.{key}", key, "a token id as the name, such as '50256'")
             if not -100 <= bias <= 100:
                 raise InvalidValueError(f"logit_bias.{key}", bias, "a number in -100..100")

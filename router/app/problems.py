@@ -65,7 +65,9 @@ def _first_problem(error: RequestValidationError, model: type[BaseModel] | None)
     missing = problem["type"] == "missing"
     path = place if missing else _within(error.body, place)
     if not path:
-        return None, str(InvalidValueError("body", problem["input"], "a JSON object"))
+        return None, str(
+            InvalidValueError("body", problem["input"], "a JSON object, sent as application/json")
+        )
     field = ".".join(str(part) for part in path)
     allowed = (model and allowed_at(model, path)) or problem["msg"]
     if missing:

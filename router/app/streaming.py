@@ -153,16 +153,19 @@ class ChoiceEvents:
         self._logprobs = shape.logprobs()
         self._waiting: list[TokenLogprob] = []
 
-    def take(self, piece: Delta) -> dict[str, object] | None:
-        """The event of a piece, ``None`` when it has nothing to show."""
+    def take(self, piece: Delta) -> list[dict[str, object]]:
+        """The events of a piece; none while it has nothing to show."""
         self._waiting.extend(piece.logprobs)
-        if piece.completion is None and not piece.text:
-            return None
-        logprobs = self._logprobs.take(self._waiting)
-        self._waiting = []
+        events: list[dict[str, object]] = []
+        if piece.text:
+            events.append(self._shape.piece(self._index, piece.text, self._listed()))
         if piece.completion is not None:
-            return self._shape.last(self._index, piece.completion, logprobs)
-        return self._shape.piece(self._index, piece.text, logprobs)
+            events.append(self._shape.last(self._index, piece.completion, self._listed()))
+        return events
+
+    def _listed(self) -> dict[str, object] | None:
+        entries, self._waiting = self._waiting, []
+        return self._logprobs.take(entries)
 
 
 async def _events(
@@ -183,8 +186,7 @@ async def _events(
                 completions[index] = piece.completion
                 if len(completions) == len(parts):
                     on_done(answers_of(choices, completions))
-            event = parts[index].take(piece)
-            if event is not None:
+            for event in parts[index].take(piece):
                 yield _event(event)
         if shape.include_usage:
             yield _event(shape.counts(answers_of(choices, completions)))

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
+from drafts.errors import InvalidValueError
 from osd.types import ResponseFormat
 from router.app.http import create_app
 from tests.router.fake_engine import FakeEngine
@@ -112,6 +114,7 @@ def test_values_out_of_bounds_are_refused_with_field_value_and_whole_range(
         (CHAT, {"best_of": 3}, "best_of", "the same as n (1)"),
         (CHAT, {"logit_bias": {"x": 1}}, "logit_bias.x", "a token id"),
         (CHAT, {"logit_bias": {"-1": 1}}, "logit_bias.-1", "a token id"),
+        (CHAT, {"logit_bias": {"9" * 5000: 1}}, "logit_bias." + "9" * 5000, "a token id"),
         (CHAT, {"logit_bias": {"5": 101}}, "logit_bias.5", "in -100..100"),
         (CHAT, {"response_format": {"type": "xml"}}, "response_format.type", "one of text, json_object"),
         (CHAT, {"response_format": {}}, "response_format.type", "one of text"),
@@ -203,3 +206,31 @@ def test_a_client_may_name_the_domain_by_field_or_header(client: TestClient) -> 
     assert "math" in error_of(client.post(CHAT, json=body(CHAT, domain="math"), headers=header))["message"]
     unknown = error_of(client.post(CHAT, json=body(CHAT, domain="nope", stream=True)), 404)
     assert "base, code, math" in unknown["message"]
+
+
+def test_python_callers_are_told_the_same_ranges(engine: FakeEngine) -> None:
+    for field, value, allowed in (
+        ("temperature", 11, "temperature: got 11; a number in 0..10"),
+        ("top_p", 0, "top_p: got 0; a number above 0 and at most 1"),
+        ("stop_token_ids", [-1], "stop_token_ids.0: got -1"),
+        ("temperatur", 1, "one of temperature, top_p"),
+        ("min_tokens", 300, "min_tokens: got 300; 300 exceeds max_tokens 256"),
+    ):
+        with pytest.raises(InvalidValueError, match=re.escape(allowed)):
+            engine.submit("x", **{field: value})
+
+
+def test_a_body_that_is_no_object_is_refused_as_such(client: TestClient) -> None:
+    for content in ("[]", '"x"', "null", "5", ""):
+        error = error_of(client.post(CHAT, content=content, headers={"content-type": "application/json"}))
+        assert error["param"] is None
+        assert "a JSON object" in error["message"]
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e400"])
+def test_numbers_that_are_not_finite_are_refused(client: TestClient, number: str) -> None:
+    names = ["temperature", "top_p", "min_p", "timeout"]
+    for field in [*names, "presence_penalty", "frequency_penalty", "repetition_penalty"]:
+        content = f'{{"prompt": "x", "{field}": {number}}}'
+        headers = {"content-type": "application/json"}
+        assert error_of(client.post(TEXT, content=content, headers=headers))["param"] == field
