@@ -68,7 +68,7 @@ class DeferredEngine:
 
     def submit(
         self,
-        prompt: str | None = None,
+        prompt: str | Sequence[int] | None = None,
         *,
         messages: Sequence[Message] | None = None,
         domain: str | None = None,
@@ -81,6 +81,15 @@ class DeferredEngine:
         return engine.submit(
             prompt, messages=messages, domain=domain, store=store, request_id=request_id, **sampling
         )
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Bytes of one token."""
+        return self._loaded().token_bytes(token_id)
+
+    @property
+    def special_token_ids(self) -> frozenset[int]:
+        """Tokens that an answer's text leaves out."""
+        return self._loaded().special_token_ids
 
     def stats(self) -> dict[str, Any]:
         """Statistics of the engine."""

@@ -20,13 +20,14 @@ from starlette.responses import Response
 from drafts.errors import InvalidValueError, UnknownNameError
 from router.app import problems
 from router.app.body_limit import BodyLimit
+from router.app.choices import Choices
 from router.app.json_response import Json
 from router.app.metrics import Metrics
 from router.app.openai_answer import AnswerShape
 from router.app.openai_schema import ChatRequest, CompletionFields, DomainRequest, TextRequest
 from router.app.problems import NotReadyError, UnknownModelError
 from router.app.streaming import TokenStream, finished_or_left
-from router.bodies.api import Handle, ServingEngine
+from router.bodies.api import ServingEngine
 from router.bodies.chat import normalise_messages
 from router.config import ServerConfig
 
@@ -91,40 +92,43 @@ class Service:
         @api.post("/v1/chat/completions")
         async def chat(body: ChatRequest, request: Request, domain: NamedDomain = None) -> Response:
             messages = normalise_messages(body.messages)
-            return await self._answer(request, body, "chatcmpl", domain, messages=messages)
+            return await self._answer(request, body, "chatcmpl", domain, [{"messages": messages}])
 
         @api.post("/v1/completions")
         async def text(body: TextRequest, request: Request, domain: NamedDomain = None) -> Response:
-            return await self._answer(request, body, "cmpl", domain, prompt=body.text(), template=False)
+            prompts = [{"prompt": prompt, "template": False} for prompt in body.prompts()]
+            return await self._answer(request, body, "cmpl", domain, prompts)
 
         return api
 
     async def _answer(
-        self, request: Request, body: CompletionFields, prefix: str, header: str | None, **prompt: Any
+        self,
+        request: Request,
+        body: CompletionFields,
+        prefix: str,
+        header: str | None,
+        prompts: list[dict[str, Any]],
     ) -> Response:
         body.refuse_unsupported()
+        options = {"store": body.store is not False, **body.sampling()}
         if not self.engine.ready:
             raise NotReadyError("the engine is not ready; ask /ready")
         if body.model not in (None, ALIAS, self.engine.model_name):
             raise UnknownModelError(str(body.model), self.engine.model_name)
         domain = _named_domain(body.domain, header)
         request_id = f"{prefix}-{uuid.uuid4().hex}"
-        shape = AnswerShape(request_id, self.engine.model_name, prefix == "chatcmpl", body.include_usage)
+        shape = AnswerShape(
+            request_id, self.engine.model_name, prefix == "chatcmpl", self.engine, body.include_usage
+        )
 
-        def submit() -> Handle:
-            return self.engine.submit(
-                domain=domain,
-                store=body.store is not False,
-                request_id=request_id,
-                **prompt,
-                **body.sampling(),
-            )
+        def submit() -> Choices:
+            return Choices.submit(self.engine, prompts, body.choices, request_id, domain=domain, **options)
 
-        handle = await run_in_threadpool(submit)
+        choices = await run_in_threadpool(submit)
         if body.stream:
             headers = {DOMAIN_HEADER: domain} if domain else {}
             return CountedStream(
-                handle,
+                choices,
                 shape,
                 on_done=self.metrics.take,
                 on_error=self.metrics.failed,
@@ -133,11 +137,11 @@ class Service:
                 metrics=self.metrics,
             )
         with self._in_flight():
-            completion = await finished_or_left(request, handle)
-        if completion is None:
+            answers = await finished_or_left(request, choices)
+        if answers is None:
             return Response(status_code=499)
-        self.metrics.take(completion)
-        return Json(shape.whole(completion), headers={DOMAIN_HEADER: completion.domain})
+        self.metrics.take(answers)
+        return Json(shape.whole(answers), headers={DOMAIN_HEADER: answers.completions[0].domain})
 
     @contextlib.contextmanager
     def _in_flight(self) -> Iterator[None]:

@@ -1,7 +1,9 @@
 """Prometheus metrics of the service, named as vLLM names its own, with a ``domain`` label.
 
 Counters are fed from the same completions that clients receive, so the sums over responses equal what
-``/metrics`` shows. Every app has a registry of its own: two apps in one process do not collide.
+``/metrics`` shows: a request with several choices is one in flight, each of its choices is one answered
+request with its own finish reason, and its prompt's tokens count once, as in ``usage``. Every app has a
+registry of its own: two apps in one process do not collide.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from drafts.errors import PolydraftError
+from router.app.choices import Answers
 from router.bodies.api import Completion, ServingEngine
 
 PREFIX = "polydraft:"
@@ -79,7 +82,9 @@ class Metrics:
             return Counter(PREFIX + name, text, labels, registry=self.registry)
 
         self.in_flight = Gauge(f"{PREFIX}num_requests_in_flight", "Open requests.", registry=self.registry)
-        self.success = counter("request_success", "Answered requests.", "domain", "finished_reason")
+        self.success = counter(
+            "request_success", "Answered requests, every choice one.", "domain", "finished_reason"
+        )
         self.failure = counter("request_failure", "Requests that got an error.", "code")
         self.prompt = counter("prompt_tokens", "Prompt tokens.", "domain")
         self.generated = counter("generation_tokens", "Output tokens.", "domain")
@@ -92,11 +97,16 @@ class Metrics:
     def _histogram(self, name: str, text: str) -> Histogram:
         return Histogram(PREFIX + name, text, ["domain"], buckets=SECONDS, registry=self.registry)
 
-    def take(self, completion: Completion) -> None:
-        """Count one answered request."""
+    def take(self, answers: Answers) -> None:
+        """Count the choices of one answered request, and every prompt once."""
+        for group in answers.by_prompt:
+            self.prompt.labels(group[0].domain).inc(group[0].prompt_tokens)
+            for completion in group:
+                self._take(completion)
+
+    def _take(self, completion: Completion) -> None:
         domain = completion.domain
         self.success.labels(domain, completion.finish_reason.value).inc()
-        self.prompt.labels(domain).inc(completion.prompt_tokens)
         self.generated.labels(domain).inc(len(completion.token_ids))
         self.passes.labels(domain).inc(len(completion.rounds))
         self.drafted.labels(domain).inc(completion.proposed)

@@ -128,6 +128,8 @@ def _wrong_ending(completion: Completion, eos: frozenset[int], max_tokens: int, 
     ended = bool(answer) and answer[-1] in eos
     if completion.finish_reason == FinishReason.STOP and not ended:
         return "stopped without an end token"
+    if completion.finish_reason == FinishReason.TIMEOUT:
+        return None
     if not ended and len(answer) < max_tokens and completion.prompt_tokens + len(answer) < limit:
         return f"ended before {max_tokens} tokens without an end token"
     return None

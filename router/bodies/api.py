@@ -134,7 +134,7 @@ class ServingEngine(Protocol):
 
     def submit(
         self,
-        prompt: str | None = None,
+        prompt: str | Sequence[int] | None = None,
         *,
         messages: Sequence[Message] | None = None,
         domain: str | None = None,
@@ -146,12 +146,22 @@ class ServingEngine(Protocol):
 
         A plain ``prompt`` is wrapped as one user message by ``template=True`` (the default of
         :meth:`generate` and of the service's chat endpoint) or taken verbatim by ``template=False``.
+        A prompt of token ids is taken as it is.
 
         Raises:
             InvalidValueError: a bad parameter, an empty or over-long prompt.
             UnknownNameError: ``domain`` is not registered; lists the known ones.
             BusyError: the queue is full.
         """
+        ...
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes of one token of the target; a special token gives its name."""
+        ...
+
+    @property
+    def special_token_ids(self) -> frozenset[int]:
+        """Tokens that an answer's text leaves out."""
         ...
 
     def stats(self) -> dict[str, Any]:

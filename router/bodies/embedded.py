@@ -21,6 +21,7 @@ from osd.serve.controller import StepCosts
 from osd.serve.engine import Engine as Core
 from osd.serve.engine import EngineSettings
 from osd.serve.load import load_target
+from osd.serve.params import check_params
 from osd.serve.row import Submission
 from osd.serve.target import TargetModel
 from osd.types import Event, GenerationRequest
@@ -33,6 +34,7 @@ from router.bodies.parts import build_drafts
 from router.bodies.prompts import PromptBuilder
 from router.bodies.sampling import sampling_params
 from router.bodies.state import StateKeeper
+from router.bodies.token_text import TokenBytes
 from router.config import PolydraftConfig, load_config
 from router.mind.birth import Birth
 from router.mind.router import Router
@@ -106,6 +108,7 @@ class Engine:
         )
         limit = min(config.engine.max_length, target.max_positions)
         self._prompts = PromptBuilder(tokenizer, limit)
+        self._token_bytes = TokenBytes(tokenizer)
         self.core = Core(
             target=target,
             tokenizer=tokenizer,
@@ -210,9 +213,18 @@ class Engine:
         """Token ids of a prompt exactly as :meth:`submit` makes them."""
         return self._prompts.build(prompt, messages, template)[0]
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes of one token, see :class:`router.bodies.token_text.TokenBytes`."""
+        return self._token_bytes(token_id)
+
+    @property
+    def special_token_ids(self) -> frozenset[int]:
+        """Tokens that an answer's text leaves out."""
+        return self._token_bytes.special
+
     def submit(
         self,
-        prompt: str | None = None,
+        prompt: str | Sequence[int] | None = None,
         *,
         messages: Sequence[Message] | None = None,
         domain: str | None = None,
@@ -227,6 +239,10 @@ class Engine:
         ``finish_reason`` ``length``.
         """
         params = sampling_params(sampling)
+        check_params(params, self.target.vocab_size, self.target.eos_token_ids)
+        for name in params.sources or ():
+            if name not in self.parts.mixture.sources:
+                raise UnknownNameError("sources", name, list(self.parts.mixture.sources))
         if domain is not None:
             self.router.check_domain(domain)
         ids, text = self._prompts.build(prompt, messages, template)
@@ -241,8 +257,10 @@ class Engine:
             domain=domain,
             store=store,
         )
+        wanted = params.response_format
+        grammar = None if wanted is None else self.core.grammars.compile(wanted)
         handle = RequestHandle(request.request_id, self.core.intake.cancel)
-        self.core.intake.put(Submission(request, handle.push, handle.finish))
+        self.core.intake.put(Submission(request, handle.push, handle.finish, grammar))
         return handle
 
     def generate(

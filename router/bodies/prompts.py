@@ -24,13 +24,14 @@ class PromptBuilder:
 
     def build(
         self,
-        prompt: str | None,
+        prompt: str | Sequence[int] | None,
         messages: Sequence[Message] | None,
         template: bool,
     ) -> tuple[tuple[int, ...], str]:
         """Token ids of the prompt and the text the router reads.
 
-        A plain prompt is one user message when ``template`` is set, and verbatim text otherwise.
+        A plain prompt is one user message when ``template`` is set, and verbatim text otherwise. Token ids
+        are taken as they are, and the router reads their text.
 
         Raises:
             InvalidValueError: Neither or both given, an empty prompt, or messages that are not text.
@@ -40,6 +41,8 @@ class PromptBuilder:
             raise InvalidValueError("prompt", prompt, "either a prompt or messages, not both")
         if messages is None:
             assert prompt is not None
+            if not isinstance(prompt, str):
+                return self._given(prompt)
             _check_text("prompt", prompt)
             messages = [{"role": "user", "content": prompt}]
             if not template or self._tokenizer.chat_template is None:
@@ -54,6 +57,13 @@ class PromptBuilder:
             [dict(message) for message in messages], add_generation_prompt=True, return_dict=True
         )["input_ids"]
         return self._checked(ids), routing_text(messages)
+
+    def _given(self, ids: Sequence[int]) -> tuple[tuple[int, ...], str]:
+        size = len(self._tokenizer)
+        for index, token in enumerate(ids):
+            if not 0 <= token < size:
+                raise InvalidValueError(f"prompt[{index}]", token, f"a token id in 0..{size - 1}")
+        return self._checked(ids), str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
 
     def _checked(self, ids: Sequence[int]) -> tuple[int, ...]:
         if not ids:

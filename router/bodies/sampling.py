@@ -8,6 +8,7 @@ from pydantic import ValidationError
 
 from drafts.errors import InvalidValueError
 from osd.types import SamplingParams
+from router.bodies.allowed import allowed_at
 
 
 def sampling_params(values: dict[str, Any]) -> SamplingParams:
@@ -24,6 +25,10 @@ def sampling_params(values: dict[str, Any]) -> SamplingParams:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"])
         allowed = first["msg"]
+        if not first["loc"]:  # two fields that contradict each other: the message names one
+            field, _, allowed = str(first["ctx"]["error"]).partition(": ")
+            raise InvalidValueError(field, values.get(field), allowed) from error
         if first["type"] == "extra_forbidden":
             allowed = f"one of {', '.join(SamplingParams.model_fields)}"
-        raise InvalidValueError(field, first["input"], allowed) from error
+        whole = allowed_at(SamplingParams, first["loc"]) if len(first["loc"]) == 1 else None
+        raise InvalidValueError(field, first["input"], whole or allowed) from error

@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 
-from drafts.errors import ContextLengthError, InvalidValueError, UnknownNameError
-from osd.types import BASE_DOMAIN, Assignment, FinishReason, Round, SamplingParams
+from drafts.errors import BusyError, ContextLengthError, InvalidValueError, UnknownNameError
+from osd.types import BASE_DOMAIN, Assignment, FinishReason, Round, SamplingParams, TokenLogprob
 from router.bodies.api import Completion, Delta
+from router.bodies.sampling import sampling_params
 
 EOS, END_OF_PROMPT, FIRST_BYTE = 0, 1, 2
 VOCABULARY = FIRST_BYTE + 256
@@ -27,6 +28,12 @@ def encode(text: str) -> list[int]:
 
 def default_answer(prompt: str) -> str:
     return f"The answer to {prompt!r} is ünïcödé 🙂 漢字."
+
+
+def logprob_of(token: int, count: int) -> TokenLogprob:
+    """Log-probabilities that depend on the token alone: it is the most probable, its neighbours follow."""
+    top = tuple(((token + at) % VOCABULARY, -0.25 * (1 + at)) for at in range(count))
+    return TokenLogprob(token, -0.25, top)
 
 
 class FakeModel:
@@ -99,10 +106,13 @@ class FakeEngine:
         slots: Requests that run at once.
         context: Longest prompt plus one, in tokens.
         wrong: Output positions at which the engine emits another token than the model would.
+        cached: Prompt tokens that every answer reports as reused.
+        capacity: Most requests that may run or wait; one more is refused as busy.
     """
 
     model_name = "fake-model"
     eos_token_ids = frozenset({EOS})
+    special_token_ids = frozenset({EOS, END_OF_PROMPT})
 
     def __init__(
         self,
@@ -113,7 +123,11 @@ class FakeEngine:
         context: int = 4096,
         wrong: Sequence[int] = (),
         fail: Callable[[str], Exception | None] = lambda prompt: None,
+        cached: int = 0,
+        capacity: int = 10_000,
     ) -> None:
+        self.cached, self.capacity, self.open = cached, capacity, 0
+        self.handles: list[FakeHandle] = []
         self.answer, self.delay, self.context, self.wrong, self.fail = (
             answer,
             delay,
@@ -139,9 +153,15 @@ class FakeEngine:
     def decode_prompt(ids: Sequence[int]) -> str:
         return bytes(i - FIRST_BYTE for i in ids if i >= FIRST_BYTE).decode()
 
+    @staticmethod
+    def token_bytes(token_id: int) -> bytes:
+        return bytes([token_id - FIRST_BYTE]) if token_id >= FIRST_BYTE else (b"<eos>", b"<end>")[token_id]
+
     def prompt_ids(
-        self, prompt: str | None = None, *, messages: Any = None, template: bool = True
+        self, prompt: str | Sequence[int] | None = None, *, messages: Any = None, template: bool = True
     ) -> tuple[int, ...]:
+        if prompt is not None and not isinstance(prompt, str):
+            prompt = self.decode_prompt(prompt)
         text = prompt if prompt is not None else "\n".join(m["content"] for m in messages)
         ids = (*encode(text), END_OF_PROMPT)
         if len(ids) >= self.context:
@@ -150,7 +170,7 @@ class FakeEngine:
 
     def submit(
         self,
-        prompt: str | None = None,
+        prompt: str | Sequence[int] | None = None,
         *,
         messages: Any = None,
         domain: str | None = None,
@@ -159,7 +179,7 @@ class FakeEngine:
         template: bool = True,
         **sampling: Any,
     ) -> FakeHandle:
-        params = SamplingParams(**sampling)
+        params = sampling_params(sampling)
         if domain is not None and domain not in self.registered:
             raise UnknownNameError("domain", domain, list(self.registered))
         ids = self.prompt_ids(prompt, messages=messages, template=template)
@@ -175,6 +195,12 @@ class FakeEngine:
             }
         )
         handle = FakeHandle(request_id or f"fake-{next(self.ids)}")
+        with self.lock:
+            if self.open >= self.capacity:
+                raise BusyError(f"the queue is full ({self.capacity})")
+            self.open += 1
+        assert all(other.done.is_set() or other.request_id != handle.request_id for other in self.handles)
+        self.handles.append(handle)
         chosen = domain or next((name for name in self.registered if name in text), BASE_DOMAIN)
         threading.Thread(target=self._run, args=(handle, text, len(ids), chosen, params), daemon=True).start()
         return handle
@@ -191,6 +217,7 @@ class FakeEngine:
             finally:
                 with self.lock:
                     self.running -= 1
+                    self.open -= 1
         handle.error, handle.completion = error, completion
         handle.done.set()
         handle.pieces.put(error or Delta("", (), completion))
@@ -200,7 +227,11 @@ class FakeEngine:
     ) -> Completion:
         plain = self.mode["sources"] == () or params.k == 0
         decoder = codecs.getincrementaldecoder("utf-8")("ignore")
-        wanted = encode(self.answer(text))
+        answer = '{"answer": 42}' if params.response_format is not None else self.answer(text)
+        if params.choice and params.temperature > 0:
+            answer = f"{params.choice}: {answer}"
+        wanted = encode(answer)
+        entries: list[TokenLogprob] = []
         source = itertools.cycle(wanted) if params.ignore_eos else iter([*wanted, EOS])
         tokens: list[int] = []
         rounds: list[Round] = []
@@ -214,14 +245,18 @@ class FakeEngine:
                 if len(tokens) in self.wrong:
                     token = FIRST_BYTE + ord("?")
                 tokens.append(token)
+                if params.logprobs is not None:
+                    entries.append(logprob_of(token, params.logprobs))
                 kept += 1
                 held += decoder.decode(bytes([token - FIRST_BYTE])) if token >= FIRST_BYTE else ""
                 cut = min((at for at in map((sent + held).find, params.stop) if at >= 0), default=-1)
-                if token == EOS or cut >= 0:
+                if token == EOS or token in params.stop_token_ids or cut >= 0:
                     held = held if cut < 0 else (sent + held)[len(sent) : cut]
                     reason, finished = FinishReason.STOP, True
                 elif len(tokens) == params.max_tokens:
                     reason, finished = FinishReason.LENGTH, True
+                elif params.timeout is not None and time.monotonic() - begin > params.timeout:
+                    reason, finished = FinishReason.TIMEOUT, True
                 if finished:
                     break
             guessed = 0 if len(block) < 2 else len(block)
@@ -231,7 +266,7 @@ class FakeEngine:
             keep = 0 if finished else self._tail(held, params.stop)
             piece, held = held[: len(held) - keep], held[len(held) - keep :]
             sent += piece
-            handle.pieces.put(Delta(piece, tuple(tokens[-kept:])))
+            handle.pieces.put(Delta(piece, tuple(tokens[-kept:]), logprobs=tuple(entries[-kept:])))
             if self.delay:
                 time.sleep(self.delay)
         if held:
@@ -251,6 +286,8 @@ class FakeEngine:
             seconds=len(rounds) * 0.01,
             total_seconds=max(elapsed, 0.01),
             first_token_seconds=0.001,
+            logprobs=tuple(entries) if params.logprobs is not None else None,
+            cached_tokens=self.cached,
         )
 
     @staticmethod

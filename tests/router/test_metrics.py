@@ -5,6 +5,7 @@ from dataclasses import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from osd.types import FinishReason
+from router.app.choices import Answers
 from router.app.metrics import Metrics
 from tests.router.fake_engine import FakeEngine
 
@@ -18,8 +19,8 @@ def test_counters_follow_completions_and_gauges_follow_the_engine() -> None:
     engine = FakeEngine()
     metrics = Metrics(engine)
     done = engine.submit("math please", max_tokens=10).result(10)
-    metrics.take(done)
-    metrics.take(replace(done, finish_reason=FinishReason.STOP, domain="code"))
+    metrics.take(Answers((done,)))
+    metrics.take(Answers((replace(done, finish_reason=FinishReason.STOP, domain="code"),)))
     metrics.failed("busy")
     seen = samples(metrics)
     assert seen["polydraft:generation_tokens_total", "math"] == 10
@@ -36,10 +37,21 @@ def test_counters_follow_completions_and_gauges_follow_the_engine() -> None:
     assert seen["polydraft:num_requests_running",] == seen["polydraft:num_requests_waiting",] == 0
 
 
+def test_choices_are_counted_each_and_their_prompt_once() -> None:
+    engine = FakeEngine()
+    metrics = Metrics(engine)
+    one, other = (engine.submit(prompt, max_tokens=4).result(10) for prompt in ("math", "more math"))
+    metrics.take(Answers((one, one, other, other), per_prompt=2))
+    seen = samples(metrics)
+    assert seen["polydraft:prompt_tokens_total", "math"] == one.prompt_tokens + other.prompt_tokens
+    assert seen["polydraft:generation_tokens_total", "math"] == 16
+    assert seen["polydraft:request_success_total", "length", "math"] == 4
+
+
 def test_a_removed_domain_loses_its_gauges_and_keeps_its_counters() -> None:
     engine = FakeEngine()
     metrics = Metrics(engine)
-    metrics.take(engine.submit("math please", max_tokens=4).result(10))
+    metrics.take(Answers((engine.submit("math please", max_tokens=4).result(10),)))
     engine.remove_domain("math")
     seen = samples(metrics)
     assert ("polydraft:draft_version", "math") not in seen

@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import openai
+import pydantic
 import pytest
 
 from tests.router.fake_engine import FakeEngine, default_answer
@@ -56,9 +57,61 @@ def test_the_official_client_completes_text_and_names_a_domain(
     assert "".join(chunk.choices[0].text for chunk in stream) == default_answer("go")
 
 
+def test_the_official_client_gets_choices_whole_and_streamed(client: openai.OpenAI) -> None:
+    answer = ask(client, "a math question", n=3, seed=4, extra_body={"temperature": 1})
+    texts = [choice.message.content for choice in answer.choices]
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    assert len(set(texts)) == 3
+    stream = ask(client, "a math question", n=3, seed=4, stream=True, extra_body={"temperature": 1})
+    found = ["", "", ""]
+    for chunk in stream:
+        for choice in chunk.choices:
+            found[choice.index] += choice.delta.content or ""
+    assert found == texts
+
+
+def test_a03_the_official_client_reads_logprobs_of_both_endpoints(client: openai.OpenAI) -> None:
+    for limit in (400, 5):
+        answer = ask(client, "hello", logprobs=True, top_logprobs=3, extra_body={"max_tokens": limit})
+        content = answer.choices[0].logprobs.content
+        assert len(content) == answer.usage.completion_tokens
+        text = b"".join(bytes(entry.bytes) for entry in content).decode().removesuffix("<eos>")
+        assert text == answer.choices[0].message.content
+        assert {len(entry.top_logprobs) for entry in content} == {3}
+        done = client.completions.create(
+            model="fake-model", prompt="hello", max_tokens=limit, temperature=0, logprobs=3
+        )
+        found = done.choices[0].logprobs
+        lengths = {len(found.tokens), len(found.token_logprobs), len(found.text_offset)}
+        assert lengths == {done.usage.completion_tokens, len(found.top_logprobs)}
+        assert found.token_logprobs == [entry.logprob for entry in content]
+
+
+def test_the_official_client_sends_biases_penalties_and_schemas(
+    client: openai.OpenAI, engine: FakeEngine
+) -> None:
+    class Result(pydantic.BaseModel):
+        answer: int
+
+    ask(client, "x", logit_bias={"5": -100}, presence_penalty=0.5, frequency_penalty=1.5)
+    seen = engine.submitted[-1]
+    assert seen["logit_bias"] == {5: -100}
+    assert (seen["presence_penalty"], seen["frequency_penalty"]) == (0.5, 1.5)
+    parsed = client.chat.completions.parse(
+        model="fake-model",
+        messages=[{"role": "user", "content": "x"}],
+        response_format=Result,
+        extra_body={"min_p": 0.1, "min_tokens": 2, "timeout": 20.0},
+    )
+    assert parsed.choices[0].message.parsed == Result(answer=42)
+    seen = engine.submitted[-1]
+    assert seen["response_format"].json_schema["properties"]["answer"]["type"] == "integer"
+    assert (seen["min_p"], seen["min_tokens"], seen["timeout"]) == (0.1, 2, 20.0)
+
+
 def test_the_official_client_raises_its_typed_errors(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
-        ask(client, "x", n=2)
+        ask(client, "x", n=17)
     assert refused.value.param == "n"
     with pytest.raises(openai.NotFoundError):
         client.chat.completions.create(model="other", messages=[{"role": "user", "content": "x"}])
