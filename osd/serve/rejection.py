@@ -36,7 +36,7 @@ Ids = npt.NDArray[np.int64]
 Shape = Callable[[int, Sequence[int]], tuple[Ids, Floats]]
 """``shape(row, emitted)``: support (ascending ids) and log-probabilities of the target after ``emitted``."""
 
-EMPTY_RESIDUAL = 1e-12
+EMPTY_RESIDUAL = 1e-11
 """Mass of a residual below which it is rounding error, and p itself is drawn from."""
 
 
@@ -119,14 +119,18 @@ def walk(
     drawn_from = proposal.check_distributions()
     children: dict[int, list[int]] = {}
     for node, parent in enumerate(proposal.parents):
-        if _tellable(proposal.tokens[node], drawn_from[node]):
-            children.setdefault(parent, []).append(node)
+        children.setdefault(parent, []).append(node)
     emitted: list[int] = []
     alive = [ROOT]
     while True:
         at = position + len(emitted)
         ids, logp = shape(alive[0] + 1, emitted)
-        proposed = [child for node in alive for child in children.get(node, ())]
+        proposed = [
+            child
+            for node in alive
+            for child in children.get(node, ())
+            if _tellable(proposal.tokens[child], drawn_from[child])
+        ]
         candidates = [(proposal.tokens[child], drawn_from[child]) for child in proposed]
         hit, left = judge_children(ids, logp, candidates, _uniforms(noise, at, len(candidates)))
         if hit is None:
