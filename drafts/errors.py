@@ -72,6 +72,24 @@ class IntegrityError(PolydraftError):
     code = "integrity"
 
 
+class DraftDistributionError(PolydraftError):
+    """A proposal that rejection sampling cannot verify, since it does not say what it was drawn from.
+
+    Args:
+        source: The source that proposed.
+        found: What it reported.
+    """
+
+    code = "draft_distribution"
+
+    def __init__(self, source: str, found: str) -> None:
+        self.source = source
+        super().__init__(
+            f"proposal of source {source or 'none'}: {found}; under verification: rejection every node needs "
+            "the distribution it was drawn from, POINT_MASS where none was"
+        )
+
+
 class ContextLengthError(InvalidValueError):
     """A prompt that leaves no room for an answer; names both lengths.
 

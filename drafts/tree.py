@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from drafts.combine import Combiner, Vote, log_odds
 from drafts.kinds.base import DraftRow, Guess, MemorySource
-from drafts.proposal import EMPTY, ROOT, Proposal
+from drafts.proposal import EMPTY, POINT_MASS, ROOT, Proposal
 
 Votes = dict[int, list[Vote]]
 """Per candidate token the votes it got."""
@@ -221,6 +221,7 @@ class TreeGrower:
             tuple(place[node.parent] for node in nodes),
             tuple(self._label(node) for node in nodes),
             tuple(node.probability for node in nodes),
+            None if self.row.coupled else (POINT_MASS,) * len(nodes),
         )
 
     def _label(self, node: _Node) -> str:

@@ -75,6 +75,12 @@ class EngineConfig(_Config):
         description="Speculation length: auto weighs measured step time against measured acceptance and "
         "may choose 0; a number, up to drafts.max_depth, fixes a chain of that length.",
     )
+    verification: Literal["invariant", "rejection"] = Field(
+        default="invariant",
+        description="How sampled requests are verified. invariant: the text depends on the seed and never "
+        "on the drafts. rejection: recursive rejection sampling; the same distribution, but the sample "
+        "changes with the drafts.",
+    )
     threads: int | None = Field(
         default=None,
         ge=1,

@@ -9,13 +9,39 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 
-from drafts.proposal import EMPTY, Proposal
+from drafts.proposal import EMPTY, POINT_MASS, ROOT, DraftDistribution, Proposal
 
 Guess = tuple[int, float]
 """A candidate for the next token and the source's confidence in it, in [0, 1]."""
 
 Extend = Callable[[int, Sequence[Guess]], "int | None"]
 """Takes the guesses for a row (by index) at its present path; gives the token to continue with, if any."""
+
+
+class Draws(list[Guess]):
+    """Guesses drawn one after another, none twice, in the order they were drawn.
+
+    Their confidences depend on the draws before each and not on the token itself, so that trimming by
+    confidence leaves the distribution as it is.
+
+    Args:
+        tokens: What was drawn.
+        distribution: What the first was drawn from.
+    """
+
+    def __init__(self, tokens: Sequence[int], distribution: DraftDistribution) -> None:
+        super().__init__()
+        self.distributions: list[DraftDistribution] = []
+        left: DraftDistribution | None = distribution
+        open_share = 1.0
+        for token in tokens:
+            if left is None:
+                break
+            self.distributions.append(left)
+            confidence = open_share * min(float(left.probabilities.max()), 1.0)
+            self.append((token, confidence))
+            open_share -= confidence
+            left = left.without(token)
 
 
 class Noise(Protocol):
@@ -45,6 +71,8 @@ class DraftRow:
             ``len(tokens) - 1`` rows are valid. ``None`` when no source needs them.
         temperature: The request's temperature; 0 means greedy.
         noise: The verification noise of a sampled request, ``None`` when greedy.
+        noise_is_shared: False where verification uses other noise (rejection sampling). A source that draws
+            with ``noise`` then says what it drew from (:class:`Draws`), or names fixed tokens.
         scratch: Per-request state of sources, keyed by source name. A source creates its entry on
             first sight and the engine drops the whole row when the request ends.
         store: Whether the request's text may enter memories and buffers.
@@ -62,6 +90,17 @@ class DraftRow:
     store: bool = True
     sources: tuple[str, ...] | None = None
     scratch: dict[str, Any] = field(default_factory=dict)
+    noise_is_shared: bool = True
+
+    @property
+    def coupled(self) -> bool:
+        """Whether drafts look at the very noise that verification will use."""
+        return self.temperature > 0 and self.noise is not None and self.noise_is_shared
+
+    @property
+    def draws(self) -> bool:
+        """Whether drafts have noise of their own to draw from."""
+        return self.temperature > 0 and self.noise is not None and not self.noise_is_shared
 
     @property
     def output_length(self) -> int:
@@ -130,7 +169,7 @@ class MemorySource(Source):
                 break
             tokens.append(found[0][0])
             confidence.append(found[0][1])
-        return Proposal.chain(tokens, self.name, confidence) if tokens else EMPTY
+        return Proposal.chain(tokens, self.name, confidence, [POINT_MASS] * len(tokens)) if tokens else EMPTY
 
 
 class NeuralSource(Source):
@@ -142,7 +181,9 @@ class NeuralSource(Source):
     is_neural: ClassVar[bool] = True
 
     @abstractmethod
-    def draft(self, rows: Sequence[DraftRow], limits: Sequence[int], extend: Extend) -> None:
+    def draft(
+        self, rows: Sequence[DraftRow], limits: Sequence[int], extend: Extend, draw: bool = False
+    ) -> None:
         """Guess depth by depth for every row with ``limits[i] > 0``.
 
         Args:
@@ -150,29 +191,69 @@ class NeuralSource(Source):
             limits: Most depths per row.
             extend: Called with a row's index and its guesses, best first; gives the token that is to be
                 read next (from whatever source), or ``None`` when the row goes no deeper.
+            draw: Rows with noise of their own (``DraftRow.draws``) get :class:`Draws`; without it they get
+                their most probable tokens, as greedy rows do.
         """
 
     def propose_priced(
-        self, rows: Sequence[DraftRow], limits: Sequence[int], floors: Sequence[float]
+        self,
+        rows: Sequence[DraftRow],
+        limits: Sequence[int],
+        floors: Sequence[float],
+        width: int = 1,
     ) -> list[Proposal]:
-        """Chains of this source alone; row i deepens while its product of confidences is above
-        ``floors[i]``.
+        """This source alone: row i deepens while its product of confidences is above ``floors[i]``.
+
+        Every position has up to ``width`` siblings, of which the first is continued. Whether a node is
+        there depends on its ancestors only, so drawn nodes are verified exactly by rejection sampling.
         """
-        chains: list[tuple[list[int], list[float]]] = [([], []) for _ in rows]
-        reach = [1.0] * len(rows)
+        combs = [_Comb(self.name) for _ in rows]
 
         def extend(index: int, guesses: Sequence[Guess]) -> int | None:
             if not guesses:
                 return None
-            token, confidence = guesses[0]
-            chains[index][0].append(token)
-            chains[index][1].append(confidence)
-            reach[index] *= confidence
-            return token if reach[index] > floors[index] else None
+            comb = combs[index]
+            comb.add(rows[index], guesses, width)
+            return guesses[0][0] if comb.reach > floors[index] else None
 
-        self.draft(rows, limits, extend)
-        return [Proposal.chain(tokens, self.name, c) if tokens else EMPTY for tokens, c in chains]
+        self.draft(rows, limits, extend, draw=True)
+        return [comb.proposal() for comb in combs]
 
     def propose(self, rows: Sequence[DraftRow], limits: Sequence[int]) -> list[Proposal]:
         """Chains of full depth, whatever their confidence."""
         return self.propose_priced(rows, limits, [0.0] * len(rows))
+
+
+@dataclass
+class _Comb:
+    """A chain whose every node may have siblings without children."""
+
+    source: str
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    confidence: list[float] = field(default_factory=list)
+    distributions: list[DraftDistribution | None] = field(default_factory=list)
+    end: int = ROOT
+    reach: float = 1.0
+
+    def add(self, row: DraftRow, guesses: Sequence[Guess], width: int) -> None:
+        """One position more: the first ``width`` guesses follow the present end, the first is the new end."""
+        first = len(self.tokens)
+        for token, confidence in guesses[:width]:
+            self.tokens.append(token)
+            self.parents.append(self.end)
+            self.confidence.append(confidence)
+        added = len(self.tokens) - first
+        if isinstance(guesses, Draws):
+            self.distributions += guesses.distributions[:added]
+        else:
+            self.distributions += [None if row.coupled else POINT_MASS] * added
+        self.end = first
+        self.reach *= guesses[0][1]
+
+    def proposal(self) -> Proposal:
+        if not self.tokens:
+            return EMPTY
+        known = None if None in self.distributions else tuple(self.distributions)
+        names = (self.source,) * len(self.tokens)
+        return Proposal(tuple(self.tokens), tuple(self.parents), names, tuple(self.confidence), known)

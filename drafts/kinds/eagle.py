@@ -17,8 +17,9 @@ import torch
 from drafts.bank import ExpertBank
 from drafts.errors import CheckpointError
 from drafts.head_cache import HeadCache
-from drafts.kinds.base import DraftRow, Extend, Guess, NeuralSource
+from drafts.kinds.base import DraftRow, Draws, Extend, Guess, NeuralSource
 from drafts.product import TimedProduct
+from drafts.proposal import DraftDistribution
 from drafts.trunk import Trunk
 
 
@@ -122,7 +123,9 @@ class EagleSource(NeuralSource):
         )
 
     @torch.inference_mode()
-    def draft(self, rows: Sequence[DraftRow], limits: Sequence[int], extend: Extend) -> None:
+    def draft(
+        self, rows: Sequence[DraftRow], limits: Sequence[int], extend: Extend, draw: bool = False
+    ) -> None:
         """See :meth:`NeuralSource.draft`; rows without features stay silent."""
         alive: list[_Path] = []
         for at, (row, limit) in enumerate(zip(rows, limits, strict=True)):
@@ -138,7 +141,7 @@ class EagleSource(NeuralSource):
             slots = [path.slot for path in alive]
             hidden = self.bank.mlp(self.trunk.after_attention(hidden, attended), slots)
             logits = self.bank.logits(self.output, hidden, slots)
-            kept = self._extend(alive, logits, depth, extend)
+            kept = self._extend(alive, logits, depth, extend, draw)
             if not kept:
                 break
             if len(kept) < len(alive):
@@ -204,7 +207,9 @@ class EagleSource(NeuralSource):
             attended.append(path.cache.attend(queries[i], depth))
         return hidden, torch.stack(attended)
 
-    def _extend(self, alive: Sequence[_Path], logits: torch.Tensor, depth: int, extend: Extend) -> list[int]:
+    def _extend(
+        self, alive: Sequence[_Path], logits: torch.Tensor, depth: int, extend: Extend, draw: bool
+    ) -> list[int]:
         """Offer each row's candidates; indices of the rows that go deeper."""
         top = logits.topk(self.width, dim=-1)
         shares = (top.values - logits.logsumexp(dim=-1, keepdim=True)).exp().tolist()
@@ -213,8 +218,12 @@ class EagleSource(NeuralSource):
         for i, path in enumerate(alive):
             if not 0.0 <= shares[i][0] <= 1.001:
                 continue
-            if path.row.temperature > 0 and path.row.noise is not None:
+            guesses: list[Guess]
+            if path.row.coupled or (draw and path.row.draws):
                 guesses = self._sample(path.row, logits[i], depth)
+            elif path.row.temperature > 0:
+                shaped = (logits[i] / path.row.temperature).log_softmax(-1)[top.indices[i]].exp().tolist()
+                guesses = [(self._ids[p], c) for p, c in zip(picks[i], shaped, strict=True)]
             else:
                 guesses = [(self._ids[p], min(c, 1.0)) for p, c in zip(picks[i], shares[i], strict=True)]
             token = extend(path.at, guesses)
@@ -227,13 +236,19 @@ class EagleSource(NeuralSource):
         """The top of log q_T + noise, the noise being what verification will use (Daliri et al. 2408.07978).
 
         Siblings share it. The gap to the next candidate under the known noise tells more about a
-        candidate's chance than q does, so that is the confidence.
+        candidate's chance than q does, so that is the confidence. Noise that verification does not share
+        makes the same tokens draws without replacement (Vieira 2014; Kool et al., arXiv 1903.06059).
         """
         assert row.noise is not None
         top = logits.topk(self.sample_candidates)
         noise = row.noise.gumbel(row.output_length + depth, self.trunk.token_ids[top.indices])
-        perturbed = top.values.double() / row.temperature + noise.to(logits.device)
-        best = perturbed.topk(self.width)
+        scaled = top.values.double() / row.temperature
+        perturbed = scaled + noise.to(logits.device)
+        best = perturbed.topk(min(self.width, len(perturbed)))
+        if not row.noise_is_shared:
+            ids = self.trunk.token_ids[top.indices].numpy(force=True)
+            drawn = [self._ids[pick] for pick in top.indices[best.indices].tolist()]
+            return Draws(drawn, DraftDistribution(ids, scaled.softmax(-1).numpy(force=True)))
         confidence = (best.values - perturbed.logsumexp(-1)).exp().tolist()
         return [
             (self._ids[pick], c)

@@ -13,7 +13,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 from drafts.config import ModelConfig
 from drafts.errors import InvalidValueError
-from drafts.kinds.base import DraftRow, Extend, Guess, NeuralSource
+from drafts.kinds.base import DraftRow, Draws, Extend, Guess, NeuralSource
+from drafts.proposal import DraftDistribution
 
 logger = logging.getLogger(__name__)
 
@@ -168,10 +169,12 @@ class ModelSource(NeuralSource):
         """Release the domain's own model."""
         self._own.pop(domain, None)
 
-    def draft(self, rows: Sequence[DraftRow], limits: Sequence[int], extend: Extend) -> None:
+    def draft(
+        self, rows: Sequence[DraftRow], limits: Sequence[int], extend: Extend, draw: bool = False
+    ) -> None:
         """See :meth:`NeuralSource.draft`."""
         for index, (row, limit) in enumerate(zip(rows, limits, strict=True)):
-            self._draft(index, row, limit, extend)
+            self._draft(index, row, limit, extend, draw)
 
     def describe(self, domain: str) -> dict[str, int | float | str]:
         """Name and size in bytes of the model that drafts for a domain."""
@@ -181,7 +184,7 @@ class ModelSource(NeuralSource):
         size = sum(p.numel() * p.element_size() for p in draft.model.parameters())
         return {"model": draft.label, "bytes": size}
 
-    def _draft(self, index: int, row: DraftRow, limit: int, extend: Extend) -> None:
+    def _draft(self, index: int, row: DraftRow, limit: int, extend: Extend, draw: bool) -> None:
         draft = self._own.get(row.domain, self.default)
         if draft is None or limit <= 0 or not row.tokens:
             return
@@ -197,7 +200,7 @@ class ModelSource(NeuralSource):
                 logger.warning("draft model %s gave non-finite logits; no proposal", draft.label)
                 row.scratch.pop(self.name)
                 return
-            token = extend(index, _choose(draft, logits, row, depth))
+            token = extend(index, _choose(draft, logits, row, depth, draw))
             if token is None or depth + 1 == limit:
                 return
             logits = state.feed([token])
@@ -214,15 +217,22 @@ class ModelSource(NeuralSource):
         return room
 
 
-def _choose(draft: DraftModel, logits: torch.Tensor, row: DraftRow, depth: int) -> list[Guess]:
-    """The most probable tokens; for sampled rows the top under the noise that verification will use."""
-    if row.temperature <= 0 or row.noise is None:
-        scores, ids = logits, torch.arange(len(logits), device=logits.device)
-    else:
-        scaled = logits.double() / row.temperature
-        top = scaled.topk(draft.candidates)
-        noise = row.noise.gumbel(row.output_length + depth, top.indices.cpu())
-        scores, ids = top.values + noise.to(top.values.device), top.indices
+def _choose(draft: DraftModel, logits: torch.Tensor, row: DraftRow, depth: int, draw: bool) -> list[Guess]:
+    """The most probable tokens; the top under noise for rows that share verification's, or draw their own."""
+    drawing = draw and row.draws
+    scores, ids = logits, torch.arange(len(logits), device=logits.device)
+    if row.temperature > 0:
+        scores = logits.double() / row.temperature
+    scaled = scores
+    if row.coupled or drawing:
+        assert row.noise is not None
+        scaled, ids = scores.topk(draft.candidates)
+        noise = row.noise.gumbel(row.output_length + depth, ids.cpu())
+        scores = scaled + noise.to(scaled.device)
     best = scores.topk(min(draft.width, len(scores)))
+    tokens = ids[best.indices].tolist()
+    if drawing:
+        q = DraftDistribution(ids.numpy(force=True), scaled.softmax(-1).numpy(force=True))
+        return Draws(tokens, q)
     confidence = (best.values - scores.logsumexp(-1)).exp().clamp(max=1.0).tolist()
-    return list(zip(ids[best.indices].tolist(), confidence, strict=True))
+    return list(zip(tokens, confidence, strict=True))

@@ -9,14 +9,15 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
-from drafts.errors import IntegrityError, PolydraftError
+from drafts.errors import DraftDistributionError, IntegrityError, PolydraftError
 from drafts.kinds.base import DraftRow
 from drafts.proposal import EMPTY, Price, Proposal
 from osd.ports import Assigner, Drafter, Observer, Worker
+from osd.serve import rejection
 from osd.serve.audit import check_books
 from osd.serve.controller import StepCosts
 from osd.serve.detokenize import OutputStream
@@ -47,12 +48,14 @@ class EngineSettings:
         max_depth: Deepest proposal, in tokens.
         fixed_k: Fixed speculation length; ``None`` lets goodput decide.
         evidence_k: Target probabilities kept per emitted position; 0 keeps none.
+        verification: ``invariant`` or ``rejection``, for sampled requests.
     """
 
     prefill_chunk: int = 256
     max_depth: int = 8
     fixed_k: int | None = None
     evidence_k: int = 0
+    verification: Literal["invariant", "rejection"] = "invariant"
 
 
 @dataclass
@@ -96,6 +99,7 @@ class Engine:
         self.grammars = GrammarCompiler(self.tokenizer, target.vocab_size, target.eos_token_ids)
         self.rows: list[Row] = []
         self.evidence_seconds = 0.0
+        self._refused: set[str] = set()
         self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
         self.steps = 0
         self.busy_seconds = 0.0
@@ -189,6 +193,7 @@ class Engine:
         if params.temperature > 0:
             seed = fresh_seed() if params.seed is None else params.seed
             noise = RequestNoise(seed, params.choice, self.target.vocab_size)
+        shared = self.settings.verification == "invariant"
         output = OutputStream(self.tokenizer, params, self.target.eos_token_ids)
         slot = self.cache.acquire()
         draft = DraftRow(
@@ -197,9 +202,10 @@ class Engine:
             tokens=list(request.prompt_ids),
             prompt_length=len(request.prompt_ids),
             temperature=params.temperature,
-            noise=noise,
+            noise=noise if shared or noise is None else noise.draft,
             store=request.store,
             sources=params.sources,
+            noise_is_shared=shared,
         )
         row = Row(submission, slot, draft, output, self.assigner.assign(request), noise, processor)
         row.keep_evidence = request.store and self.settings.evidence_k > 0 and self.wants_evidence()
@@ -240,8 +246,22 @@ class Engine:
         for index, row in enumerate(decoding):
             if row.processor is not None and row.processor.grammar is not None:
                 proposals[index] = row.processor.grammar.prune(proposals[index])
+        if self.settings.verification == "rejection":
+            proposals = [self._told(row, p) for row, p in zip(decoding, proposals, strict=True)]
         room = [self.max_length - len(row.draft.tokens) for row in decoding]
         return [proposal.first(max(count, 0)) for proposal, count in zip(proposals, room, strict=True)]
+
+    def _told(self, row: Row, proposal: Proposal) -> Proposal:
+        """The proposal, or none where rejection sampling could not verify it."""
+        if row.draft.temperature > 0:
+            try:
+                proposal.check_distributions()
+            except DraftDistributionError as error:
+                if error.source not in self._refused:
+                    self._refused.add(error.source)
+                    log.error("refused, here and from now on: %s", error)
+                return EMPTY
+        return proposal
 
     def _version(self, domain: str) -> int:
         return 0 if self.drafter is None else self.drafter.version(domain)
@@ -285,7 +305,8 @@ class Engine:
         verifying: dict[int, Proposal],
     ) -> dict[int, Verdict]:
         rows = [batch[index][0] for index in verifying]
-        results = verify_batch(
+        judge = rejection.verify_batch if self.settings.verification == "rejection" else verify_batch
+        results = judge(
             output.logits,
             [output.offsets[index] for index in verifying],
             list(verifying.values()),

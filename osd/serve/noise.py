@@ -10,12 +10,16 @@ from __future__ import annotations
 
 import secrets
 from collections import OrderedDict
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 _WORD = 2**64 - 1
+
+TESTS = 64
+"""Acceptance tests drawn at once for one position."""
 
 
 def fresh_seed() -> int:
@@ -38,15 +42,29 @@ class RequestNoise:
         choice: Index of the choice when a request wants several (``n``).
         vocab_size: Words to draw at once. Ids beyond it work too, at the price of drawing again.
         keep: Positions kept.
+        stream: Streams of one seed and choice are independent of one another.
     """
 
-    def __init__(self, seed: int, choice: int = 0, vocab_size: int = 0, keep: int = 16) -> None:
+    def __init__(
+        self, seed: int, choice: int = 0, vocab_size: int = 0, keep: int = 16, stream: int = 0
+    ) -> None:
         self.seed = seed
         self.choice = choice
+        self.stream = stream
         self.vocab_size = vocab_size
         self.keep = keep
         self._key = np.array([seed & _WORD, choice & _WORD], dtype=np.uint64)
         self._rows: OrderedDict[int, npt.NDArray[np.uint64]] = OrderedDict()
+
+    @cached_property
+    def acceptance(self) -> RequestNoise:
+        """The stream that rejection sampling accepts by: word ``i`` of a position is its test ``i``."""
+        return RequestNoise(self.seed, self.choice, TESTS, 4, stream=1)
+
+    @cached_property
+    def draft(self) -> RequestNoise:
+        """The stream that drafts draw from where verification must not know their noise."""
+        return RequestNoise(self.seed, self.choice, self.vocab_size, self.keep, stream=2)
 
     def uniform(self, position: int) -> npt.NDArray[np.float64]:
         """Uniforms of all ``vocab_size`` tokens at ``position``, float64, in the open interval (0, 1)."""
@@ -62,7 +80,7 @@ class RequestNoise:
     def _words(self, position: int, size: int) -> npt.NDArray[np.uint64]:
         row = self._rows.get(position)
         if row is None or len(row) < size:
-            counter = np.array([0, position, 0, 0], dtype=np.uint64)
+            counter = np.array([0, position, self.stream, 0], dtype=np.uint64)
             bits = np.random.Philox(key=self._key, counter=counter)
             row = np.asarray(bits.random_raw(max(size, self.vocab_size)), dtype=np.uint64)
             self._rows[position] = row

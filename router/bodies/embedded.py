@@ -122,6 +122,7 @@ class Engine:
             settings=EngineSettings(
                 prefill_chunk=config.engine.prefill_chunk,
                 max_depth=config.drafts.max_depth,
+                verification=config.engine.verification,
             ),
         )
         self.costs = LearningCost(self.core, self.parts, self.router)
