@@ -57,6 +57,7 @@ class Grammar:
         Raises:
             GrammarError: The matcher gave up, for example at its limit of complexity.
         """
+        self._check()
         mask = np.zeros(self._vocab_size, dtype=np.bool_)
         may_end = self._ended or self._matcher.is_stopped()
         if not may_end:

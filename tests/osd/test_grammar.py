@@ -290,6 +290,15 @@ def test_a_token_outside_the_grammar_is_a_typed_error():
         grammar.advance(ids("x")[0])
 
 
+def test_a_broken_matcher_stays_an_error_and_prunes_nothing_silently():
+    grammar = compiler().compile(wanted({"const": 12}))
+    with pytest.raises(GrammarError):
+        grammar.advance(ids("x")[0])
+    with pytest.raises(GrammarError):
+        grammar.allowed()
+    assert len(grammar.prune(Proposal.chain(ids("12"), "x", [0.5, 0.5]))) == 0
+
+
 def test_pruning_drops_exactly_the_nodes_that_the_grammar_forbids():
     grammar = compiler().compile(wanted({"enum": ["ab", "ac"]}))
     a, b, c, d, quote = (ids(char)[0] for char in 'abcd"')

@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drafts.errors import InvalidValueError
-from drafts.kinds.lookup import LookupSource
-from drafts.kinds.ngram import NgramSource
 from drafts.mixture import Mixture
 from osd.serve.logprobs import token_logprobs
 from osd.types import FinishReason
 from tests.osd.engine_rig import Branching, Client, Forced, greedy, make_engine, prompts, target
+from tests.osd.test_engine_sources import mixture
 from tests.tiny import VOCAB
 
+KINDS = ["lookup", "ngram", "eagle"]
 FORMS = [(Forced, 4), (Branching, None)]
 
 
@@ -33,9 +33,9 @@ def with_ends(*ends):
     return Patched()
 
 
-def ask(prompt, source=None, k=4, model=None, **sampling):
+def ask(prompt, source=None, k=4, **sampling):
     """One request alone: its client, and the output."""
-    client = Client(make_engine(source, fixed_k=k, target=model))
+    client = Client(make_engine(source, fixed_k=k))
     client.submit("a", prompt, **sampling)
     return client, list(client.run()["a"])
 
@@ -95,7 +95,7 @@ def test_a03_a04_a_stop_string_ends_tokens_text_and_logprobs_at_one_place_for_an
     assert client.logprobs["a"] == list(outcome.record.logprobs)
 
 
-@pytest.mark.parametrize("source", [LookupSource, NgramSource])
+@pytest.mark.parametrize("source", KINDS)
 @pytest.mark.parametrize("ends", [None, "list", "ignored"])
 def test_a09_none_a_list_or_ignored_end_tokens(source, ends):
     prompt = prompts(1, seed=22)[0] * 3
@@ -104,25 +104,21 @@ def test_a09_none_a_list_or_ignored_end_tokens(source, ends):
     model = with_ends(*chosen)
     stop = min(text.index(token) for token in chosen if token in text) + 1 if chosen else 40
     ignore = ends == "ignored"
-    client, got = ask(prompt, domains(source()), 4, model, max_tokens=40, ignore_eos=ignore)
+    client = Client(make_engine(drafter=mixture((source,)), fixed_k=4, target=model))
+    client.submit("a", prompt, max_tokens=40, ignore_eos=ignore)
+    got = list(client.run()["a"])
     assert got == (text if ignore else text[:stop])
     assert client.outcomes["a"].record.finish is (
         FinishReason.LENGTH if ignore or not chosen else FinishReason.STOP
     )
 
 
-def domains(source):
-    source.add_domain("base")
-    return source
-
-
-@pytest.mark.parametrize("source", [LookupSource, NgramSource])
+@pytest.mark.parametrize("source", KINDS)
 @pytest.mark.parametrize("limit", [1, 2, 3, 4, 5])
-def test_a06_no_memory_makes_an_answer_longer_than_allowed(source, limit):
+def test_a06_no_source_makes_an_answer_longer_than_allowed(source, limit):
     prompt = prompts(1, seed=23)[0] * 4
     text = greedy(prompt, 8, stop=())
-    memory = domains(source())
-    client = Client(make_engine(memory, fixed_k=4))
+    client = Client(make_engine(drafter=mixture((source,)), fixed_k=4))
     client.submit("before", [*prompt, *text], max_tokens=8, ignore_eos=True)
     client.run()
     client.submit("a", [*prompt, *text, *prompt], max_tokens=limit, ignore_eos=True)
