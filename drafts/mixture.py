@@ -164,6 +164,11 @@ class Mixture:
             names = self.domain_sources.get(self.default, tuple(self.sources))
         return names if self.only is None else tuple(name for name in names if name in self.only)
 
+    def names_of(self, row: DraftRow) -> tuple[str, ...]:
+        """Sources that propose for ``row``: its domain's, as far as the request allows them."""
+        names = self.names(row.domain)
+        return names if row.sources is None else tuple(name for name in names if name in row.sources)
+
     def describe(self, domain: str) -> dict[str, dict[str, float | int | str]]:
         """Per source of a domain: what it earned and how large it is."""
         return {
@@ -189,8 +194,8 @@ class Mixture:
             combiner.shared = [float(value) for value in weights["shared"]]
             combiner.own = {domain: list(map(float, own)) for domain, own in weights["own"].items()}
 
-    def _memories(self, domain: str) -> dict[int, MemorySource]:
-        names = self.names(domain)
+    def _memories(self, row: DraftRow) -> dict[int, MemorySource]:
+        names = self.names_of(row)
         return {
             index: source
             for index, (name, source) in enumerate(self.sources.items())
@@ -203,7 +208,7 @@ class Mixture:
             return None
         tree = TreeGrower(
             row,
-            self._memories(row.domain),
+            self._memories(row),
             self._combiner(row.temperature > 0),
             tuple(self.sources),
             cap,
@@ -225,7 +230,7 @@ class Mixture:
         able = [
             (index, asked)
             for index, (row, asked) in enumerate(zip(rows, self._asked, strict=True))
-            if asked is not None and name in self.names(row.domain)
+            if asked is not None and name in self.names_of(row)
         ]
         pricing = self._pricing[name]
         if not always and able:

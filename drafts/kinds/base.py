@@ -76,6 +76,8 @@ class DraftRow:
         scratch: Per-request state of sources, keyed by source name. A source creates its entry on
             first sight and the engine drops the whole row when the request ends.
         store: Whether the request's text may enter memories and buffers.
+        sources: Sources that the request restricts its domain to, ``None`` for all of them; empty asks
+            for no proposals.
     """
 
     request_id: str
@@ -86,6 +88,7 @@ class DraftRow:
     temperature: float = 0.0
     noise: Noise | None = None
     store: bool = True
+    sources: tuple[str, ...] | None = None
     scratch: dict[str, Any] = field(default_factory=dict)
     noise_is_shared: bool = True
 

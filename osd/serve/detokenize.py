@@ -74,7 +74,7 @@ class OutputStream:
 
     Args:
         tokenizer: A transformers tokenizer.
-        params: The request's parameters (``stop``, ``max_tokens``, ``ignore_eos``).
+        params: The request's parameters (``stop``, ``stop_token_ids``, ``max_tokens``, ``ignore_eos``).
         eos_ids: End tokens; may be empty or ``None``.
 
     Raises:

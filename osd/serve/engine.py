@@ -22,8 +22,12 @@ from osd.serve.audit import check_books
 from osd.serve.controller import StepCosts
 from osd.serve.detokenize import OutputStream
 from osd.serve.evidence import keep_evidence
+from osd.serve.grammar import GrammarCompiler
 from osd.serve.intake import Intake
+from osd.serve.logprobs import token_logprobs
 from osd.serve.noise import RequestNoise, fresh_seed
+from osd.serve.params import check_params
+from osd.serve.processor import LogitsProcessor, processes_logits
 from osd.serve.row import Outcome, Row, Submission
 from osd.serve.target import PassOutput, PassRow, TargetModel
 from osd.serve.verify import Verdict, verify_batch
@@ -91,6 +95,8 @@ class Engine:
 
     def __post_init__(self) -> None:
         self.intake = Intake(self.queue)
+        target = self.target
+        self.grammars = GrammarCompiler(self.tokenizer, target.vocab_size, target.eos_token_ids)
         self.rows: list[Row] = []
         self.evidence_seconds = 0.0
         self._refused: set[str] = set()
@@ -181,10 +187,12 @@ class Engine:
 
     def _start(self, submission: Submission, request: GenerationRequest) -> Row:
         params = request.sampling
+        check_params(params, self.target.vocab_size, self.target.eos_token_ids)
+        processor = self._processor(submission) if processes_logits(params) else None
         noise = None
         if params.temperature > 0:
             seed = fresh_seed() if params.seed is None else params.seed
-            noise = RequestNoise(seed, vocab_size=self.target.vocab_size)
+            noise = RequestNoise(seed, params.choice, self.target.vocab_size)
         shared = self.settings.verification == "invariant"
         output = OutputStream(self.tokenizer, params, self.target.eos_token_ids)
         slot = self.cache.acquire()
@@ -197,11 +205,25 @@ class Engine:
             noise=noise if shared or noise is None else noise.draft,
             store=request.store,
             noise_is_shared=shared,
+            sources=params.sources,
         )
-        row = Row(submission, slot, draft, output, self.assigner.assign(request), noise)
+        row = Row(submission, slot, draft, output, self.assigner.assign(request), noise, processor)
         row.keep_evidence = request.store and self.settings.evidence_k > 0 and self.wants_evidence()
         self._bind_features(row)
         return row
+
+    def _processor(self, submission: Submission) -> LogitsProcessor:
+        request, target, grammar = submission.request, self.target, submission.grammar
+        if grammar is None and request.sampling.response_format is not None:
+            grammar = self.grammars.compile(request.sampling.response_format)
+        return LogitsProcessor(
+            request.sampling,
+            request.prompt_ids,
+            target.eos_token_ids,
+            target.vocab_size,
+            target.device,
+            grammar,
+        )
 
     def _bind_features(self, row: Row) -> None:
         if self.cache.features is not None:
@@ -223,6 +245,9 @@ class Engine:
         proposals = [p if all(0 <= t < size for t in p.tokens) else EMPTY for p in proposals]
         if self.settings.verification == "rejection":
             proposals = [self._told(row, p) for row, p in zip(decoding, proposals, strict=True)]
+        for index, row in enumerate(decoding):
+            if row.processor is not None and row.processor.grammar is not None:
+                proposals[index] = row.processor.grammar.prune(proposals[index])
         room = [self.max_length - len(row.draft.tokens) for row in decoding]
         return [proposal.first(max(count, 0)) for proposal, count in zip(proposals, room, strict=True)]
 
@@ -243,6 +268,8 @@ class Engine:
 
     def _limit(self, row: Row) -> int:
         """Deepest proposal: room is left for the bonus token in output and cache."""
+        if row.draft.sources == ():
+            return 0
         cap = row.request.sampling.k
         depth = self.settings.max_depth if cap is None else min(cap, self.settings.max_depth)
         return max(min(depth, row.remaining - 1, self.max_length - len(row.draft.tokens)), 0)
@@ -286,6 +313,7 @@ class Engine:
             [row.request.sampling for row in rows],
             [row.noise for row in rows],
             [row.draft.output_length for row in rows],
+            processors=[row.processor for row in rows],
         )
         verdicts: dict[int, Verdict] = {}
         for index, row, result in zip(verifying, rows, results, strict=True):
@@ -312,19 +340,25 @@ class Engine:
                 continue
             verdict = verdicts[index]
             path = list(verdict.path)
-            kept = self._emit(row, verdict, verifying[index])
+            first = output.offsets[index]
+            places = [first, *(first + 1 + node for node in path)]
+            kept = self._emit(row, verdict, verifying[index], output.logits, places)
             if item.parents is None:
                 row.processed += len(item.tokens) - len(verifying[index]) + len(path)
                 self.cache.commit(row.slot, row.processed)
             else:
                 self.cache.commit_path(row.slot, item.start, [0, *(node + 1 for node in path)])
                 row.processed += 1 + len(path)
-            first = output.offsets[index]
-            kept_logits.append((row, [first, *(first + 1 + node for node in path)][:kept]))
+            kept_logits.append((row, places[:kept]))
         self._keep_evidence(output, kept_logits)
 
-    def _emit(self, row: Row, verdict: Verdict, proposal: Proposal) -> int:
-        """Commit a verdict's tokens to the row's text; returns how many were kept before a stop."""
+    def _emit(
+        self, row: Row, verdict: Verdict, proposal: Proposal, logits: torch.Tensor, places: Sequence[int]
+    ) -> int:
+        """Commit a verdict's tokens to the row's text; returns how many were kept before a stop.
+
+        ``places`` are the rows of ``logits`` that chose the tokens.
+        """
         now = time.monotonic()
         first = not row.decoding
         if first:
@@ -345,8 +379,11 @@ class Engine:
             )
         )
         row.finish = push.finish
+        asked = row.request.sampling.logprobs
+        logprobs = () if asked is None else token_logprobs(logits, places[: push.kept], tokens, asked)
+        row.logprobs.extend(logprobs)
         if push.delta or tokens:
-            row.submission.on_tokens(push.delta, tuple(tokens))
+            row.submission.on_tokens(push.delta, tuple(tokens), logprobs)
         return push.kept
 
     def _keep_evidence(self, output: PassOutput, kept: list[tuple[Row, list[int]]]) -> None:
@@ -385,7 +422,7 @@ class Engine:
             row.draft.store = False
         tail = row.output.close() if error is None else ""
         if tail:
-            row.submission.on_tokens(tail, ())
+            row.submission.on_tokens(tail, (), ())
         record = row.record(reason, None if failed else self._features(row))
         if self.drafter is not None:
             try:

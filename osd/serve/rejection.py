@@ -23,9 +23,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from drafts.errors import PolydraftError
 from drafts.proposal import POINT_MASS, ROOT, DraftDistribution, Proposal
 from osd.serve import verify as invariant
 from osd.serve.noise import RequestNoise
+from osd.serve.processor import LogitsProcessor
 from osd.serve.shaping import TargetNumericsError, shaped_logprobs
 from osd.serve.verify import Verdict
 from osd.types import SamplingParams
@@ -48,7 +50,8 @@ def verify_batch(
     noises: Sequence[RequestNoise | None],
     positions: Sequence[int],
     limits: Sequence[int | None] | None = None,
-) -> list[Verdict | TargetNumericsError]:
+    processors: Sequence[LogitsProcessor | None] | None = None,
+) -> list[Verdict | PolydraftError]:
     """As :func:`osd.serve.verify.verify_batch`, sampled requests by rejection sampling.
 
     Greedy requests follow the argmax as ever.
@@ -56,7 +59,7 @@ def verify_batch(
     Raises:
         DraftDistributionError: A sampled request's proposal does not say what it was drawn from.
     """
-    results: list[Verdict | TargetNumericsError | None] = [None] * len(proposals)
+    results: list[Verdict | PolydraftError | None] = [None] * len(proposals)
     greedy = [index for index, item in enumerate(params) if item.temperature == 0.0]
     if greedy:
         judged = invariant.verify_batch(
@@ -67,6 +70,7 @@ def verify_batch(
             [noises[index] for index in greedy],
             [positions[index] for index in greedy],
             None if limits is None else [limits[index] for index in greedy],
+            None if processors is None else [processors[index] for index in greedy],
         )
         for index, result in zip(greedy, judged, strict=True):
             results[index] = result
@@ -75,11 +79,14 @@ def verify_batch(
             continue
         noise = noises[index]
         assert noise is not None, "a sampled request has noise"
-        shape = partial(_shape, logits, offsets[index], params[index], positions[index])
+        processor = processors[index] if processors else None
+        shape = partial(_shape, logits, offsets[index], params[index], processor, positions[index])
+        advance = None if processor is None else processor.advance
         limit = None if limits is None else limits[index]
+        drawn_from = proposal.check_distributions()
         try:
-            results[index] = walk(proposal, shape, noise, positions[index], limit)
-        except TargetNumericsError as error:
+            results[index] = walk(proposal, drawn_from, shape, noise, positions[index], limit, advance)
+        except PolydraftError as error:
             results[index] = error
     return [result for result in results if result is not None]
 
@@ -91,6 +98,7 @@ def verify(
     noise: RequestNoise | None,
     position: int,
     limit: int | None = None,
+    processor: LogitsProcessor | None = None,
 ) -> Verdict:
     """:func:`verify_batch` for one request.
 
@@ -98,25 +106,31 @@ def verify(
         DraftDistributionError: The proposal does not say what it was drawn from.
         TargetNumericsError: A row on the path holds NaN or +inf, or nothing finite.
     """
-    result = verify_batch(logits, [0], [proposal], [params], [noise], [position], [limit])[0]
-    if isinstance(result, TargetNumericsError):
+    result = verify_batch(logits, [0], [proposal], [params], [noise], [position], [limit], [processor])[0]
+    if isinstance(result, PolydraftError):
         raise result
     return result
 
 
 def walk(
-    proposal: Proposal, shape: Shape, noise: RequestNoise, position: int, limit: int | None = None
+    proposal: Proposal,
+    drawn_from: Sequence[DraftDistribution],
+    shape: Shape,
+    noise: RequestNoise,
+    position: int,
+    limit: int | None = None,
+    advance: Callable[[int], None] | None = None,
 ) -> Verdict:
     """Follow one request's tree; see :func:`osd.serve.verify.verify` for the arguments.
+
+    ``drawn_from`` are the nodes' distributions; ``advance`` is told every emitted token.
 
     A child whose q is no distribution, or gives the child itself no chance, counts as not proposed: it is
     neither tested nor followed (case A18).
 
     Raises:
-        DraftDistributionError: The proposal does not say what it was drawn from.
         TargetNumericsError: A row on the path defines no distribution.
     """
-    drawn_from = proposal.check_distributions()
     children: dict[int, list[int]] = {}
     for node, parent in enumerate(proposal.parents):
         children.setdefault(parent, []).append(node)
@@ -133,11 +147,12 @@ def walk(
         ]
         candidates = [(proposal.tokens[child], drawn_from[child]) for child in proposed]
         hit, left = judge_children(ids, logp, candidates, _uniforms(noise, at, len(candidates)))
-        if hit is None:
-            emitted.append(_draw(ids, left, noise, at))
-            break
-        token = proposal.tokens[proposed[hit]]
+        token = _draw(ids, left, noise, at) if hit is None else proposal.tokens[proposed[hit]]
         emitted.append(token)
+        if advance is not None:
+            advance(token)
+        if hit is None:
+            break
         alive = [child for child in proposed if proposal.tokens[child] == token]
         if len(emitted) == limit:
             break
@@ -209,10 +224,16 @@ def _draw(ids: Ids, logp: Floats, noise: RequestNoise, position: int) -> int:
 
 
 def _shape(
-    logits: torch.Tensor, start: int, params: SamplingParams, position: int, row: int, emitted: Sequence[int]
+    logits: torch.Tensor,
+    start: int,
+    params: SamplingParams,
+    processor: LogitsProcessor | None,
+    position: int,
+    row: int,
+    emitted: Sequence[int],
 ) -> tuple[Ids, Floats]:
     try:
-        ids, logp = shaped_logprobs(logits[start + row], params)
+        ids, logp = shaped_logprobs(logits[start + row], params, processor)
     except TargetNumericsError as error:
         raise TargetNumericsError(error.best, position + len(emitted)) from None
     return ids.numpy(force=True), logp.numpy(force=True)

@@ -12,7 +12,9 @@ import torch
 from drafts.errors import PolydraftError
 from drafts.kinds.base import DraftRow
 from osd.serve.detokenize import OutputStream
+from osd.serve.grammar import Grammar
 from osd.serve.noise import RequestNoise
+from osd.serve.processor import LogitsProcessor
 from osd.types import (
     Assignment,
     FinishedRecord,
@@ -20,6 +22,7 @@ from osd.types import (
     GenerationRequest,
     Round,
     TargetEvidence,
+    TokenLogprob,
 )
 
 
@@ -36,12 +39,15 @@ class Outcome:
 class Submission:
     """A request together with the callbacks of whoever waits for it.
 
-    Callbacks run on the engine's thread and must only hand over (a queue, a future).
+    Callbacks run on the engine's thread and must only hand over (a queue, a future). ``on_tokens`` gets text,
+    token ids, and a log-probability a token where the request asked for them. ``grammar`` is the compiled
+    ``response_format``; the engine compiles it itself, in its own time, where it is missing.
     """
 
     request: GenerationRequest
-    on_tokens: Callable[[str, tuple[int, ...]], None]
+    on_tokens: Callable[[str, tuple[int, ...], tuple[TokenLogprob, ...]], None]
     on_done: Callable[[Outcome], None]
+    grammar: Grammar | None = None
 
 
 @dataclass
@@ -59,10 +65,12 @@ class Row:
     output: OutputStream
     assignment: Future[Assignment]
     noise: RequestNoise | None = None
+    processor: LogitsProcessor | None = None
     processed: int = 0
     rounds: list[Round] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     evidence: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
     seconds: float = 0.0
     first_token: float | None = None
     prefilled_at: float | None = None
@@ -126,4 +134,5 @@ class Row:
             routing_wait=self.routing_wait,
             first_token_seconds=(self.first_token or now) - self.request.arrived,
             total_seconds=now - self.request.arrived,
+            logprobs=None if self.request.sampling.logprobs is None else tuple(self.logprobs),
         )

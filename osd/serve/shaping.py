@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from drafts.errors import PolydraftError
+from osd.serve.processor import LogitsProcessor, processes_logits
 from osd.types import SamplingParams
 
 _NUCLEUS_FLOORS = (-7.0, -12.0, -math.inf)
@@ -33,13 +34,30 @@ class TargetNumericsError(PolydraftError):
         super().__init__(f"target logits{where}: maximum is {best}; a finite maximum is needed")
 
 
-def shaped_logprobs(logits: torch.Tensor, params: SamplingParams) -> tuple[torch.Tensor, torch.Tensor]:
+class NoTokenError(PolydraftError):
+    """A request's bias, least length and grammar together forbid every token; only this request fails."""
+
+    status = 400
+    code = "no_token_allowed"
+
+    def __init__(self, position: int) -> None:
+        super().__init__(
+            f"no token is allowed at output position {position}: logit_bias, min_tokens and "
+            "response_format together forbid all that the target can say"
+        )
+
+
+def shaped_logprobs(
+    logits: torch.Tensor, params: SamplingParams, processor: LogitsProcessor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The support and log-probabilities of the distribution that ``params`` asks for.
 
-    Order, as in vLLM and transformers: temperature, then ``top_k``, then ``top_p`` on what is left, then
-    normalisation. Tokens rank by score and equal scores by id, lower first, so ``top_k`` keeps exactly k and
-    ``top_k=1`` is greedy decoding. ``top_p`` keeps the shortest prefix of that ranking with at least this
-    mass, at least one token. Temperature 0 is a point mass on the first maximum.
+    Order, as in transformers: the processor (bias, penalties, forbidden tokens), temperature, ``top_k``,
+    ``top_p`` on what is left, ``min_p``, normalisation. Tokens rank by score and equal scores by id, lower
+    first, so ``top_k`` keeps exactly k and ``top_k=1`` is greedy decoding. ``top_p`` keeps the shortest
+    prefix of that ranking with at least this mass, at least one token. ``min_p`` keeps what is at least this
+    share as probable as the most probable token, at this temperature. Temperature 0 is a point mass on the
+    first maximum.
 
     The maximum is subtracted before the division, so no temperature overflows, and a whole vocabulary is
     never sorted.
@@ -47,6 +65,8 @@ def shaped_logprobs(logits: torch.Tensor, params: SamplingParams) -> tuple[torch
     Args:
         logits: Raw target logits, float [V].
         params: The request's parameters.
+        processor: The request's bias, penalties and grammar at this position; needed where ``params`` have
+            any.
 
     Returns:
         Token ids, int64 [m], ascending, and their log-probabilities, float64 [m]. Tokens that the target
@@ -54,16 +74,24 @@ def shaped_logprobs(logits: torch.Tensor, params: SamplingParams) -> tuple[torch
 
     Raises:
         TargetNumericsError: The row's maximum is not finite.
+        NoTokenError: The processor leaves nothing.
+        GrammarError: The processor's grammar broke.
     """
+    assert processor is not None or not processes_logits(params), "these parameters need a processor"
     best = logits.max()
     if not math.isfinite(peak := best.item()):
         raise TargetNumericsError(peak)
+    if processor is not None:
+        logits = processor.apply(logits)
+        best = logits.max()
+        if not math.isfinite(peak := best.item()):
+            raise NoTokenError(processor.length)
     vocab_size = logits.shape[-1]
     if params.temperature == 0.0:
         ids = (logits == best).nonzero()[:1, 0]
         return ids, torch.zeros(1, dtype=torch.float64, device=logits.device)
     if 0 < params.top_k < vocab_size:
-        ids = _top_ids(logits, params.top_k)
+        ids = top_ids(logits, params.top_k)
         scores = logits[ids].double()
     else:
         ids = torch.arange(vocab_size, device=logits.device)
@@ -72,10 +100,13 @@ def shaped_logprobs(logits: torch.Tensor, params: SamplingParams) -> tuple[torch
     if params.top_p < 1.0:
         kept = _nucleus(logp, params.top_p)
         ids, logp = ids[kept], torch.log_softmax(logp[kept], dim=-1)
+    if params.min_p > 0.0:
+        kept = logp >= logp.max() + math.log(params.min_p)
+        ids, logp = ids[kept], torch.log_softmax(logp[kept], dim=-1)
     return ids, logp
 
 
-def _top_ids(logits: torch.Tensor, k: int) -> torch.Tensor:
+def top_ids(logits: torch.Tensor, k: int) -> torch.Tensor:
     """Ids of the k best logits, ascending; equal logits at the border go to the lower ids."""
     border = logits.topk(k).values[-1]
     ids = (logits >= border).nonzero()[:, 0]

@@ -1,4 +1,4 @@
-"""Where a committed block ends: end tokens, stop strings, the token limit, in that order.
+"""Where a committed block ends: end and stop tokens, stop strings, the token limit, in that order.
 
 A block of accepted tokens is walked one token at a time, so the result is what plain decoding gives, however
 the tokens were cut into blocks.
@@ -86,19 +86,22 @@ def _overlap(text: str, stop: str) -> int:
 class StopRule:
     """Decides, for one request, where its output ends.
 
-    For each token in turn: an end token ends the output, is counted, and shows no text; then a stop string
-    that the token completes ends it, the token being kept and the text cut before the string; then
-    ``max_tokens`` ends it. So a stop wins over the limit where both fall on one token.
+    For each token in turn: an end token or one of ``stop_token_ids`` ends the output, is counted, and shows
+    no text, whatever its text is (what stops is never shown, be it token or string); then a stop string that
+    the token completes ends it, the token being kept and the text cut before the string; then ``max_tokens``
+    ends it. So a stop wins over the limit where both fall on one token. ``ignore_eos`` concerns the target's
+    end tokens only, not ``stop_token_ids``; ``min_tokens`` holds back tokens (in the logits), not strings.
 
     Args:
-        params: ``stop``, ``max_tokens`` and ``ignore_eos`` are read.
+        params: ``stop``, ``stop_token_ids``, ``max_tokens`` and ``ignore_eos`` are read.
         eos_ids: End tokens; may be empty or ``None``.
         text: Source of the text of the tokens.
     """
 
     def __init__(self, params: SamplingParams, eos_ids: Collection[int] | None, text: TextSource) -> None:
         self._max_tokens = params.max_tokens
-        self._eos_ids = frozenset() if params.ignore_eos else frozenset(eos_ids or ())
+        ends = () if params.ignore_eos else eos_ids or ()
+        self._end_ids = frozenset((*ends, *params.stop_token_ids))
         self._text = text
         self._stops = StopStrings(params.stop)
         self.tokens = 0
@@ -118,7 +121,7 @@ class StopRule:
     def _take(self, token: int) -> str:
         self.tokens += 1
         shown = ""
-        if token in self._eos_ids:
+        if token in self._end_ids:
             self.finish = FinishReason.STOP
         else:
             shown = self._stops.feed(self._text.push(token))

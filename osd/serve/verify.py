@@ -15,8 +15,10 @@ from typing import NamedTuple
 
 import torch
 
+from drafts.errors import PolydraftError
 from drafts.proposal import ROOT, Proposal
 from osd.serve.noise import RequestNoise
+from osd.serve.processor import LogitsProcessor, processes_logits
 from osd.serve.shaping import TargetNumericsError, shaped_logprobs
 from osd.types import SamplingParams
 
@@ -41,7 +43,11 @@ class Verdict(NamedTuple):
 
 
 def target_token(
-    logits: torch.Tensor, params: SamplingParams, noise: RequestNoise | None, position: int
+    logits: torch.Tensor,
+    params: SamplingParams,
+    noise: RequestNoise | None,
+    position: int,
+    processor: LogitsProcessor | None = None,
 ) -> int:
     """The token the target says at output ``position`` (0 = first), whatever any draft proposed.
 
@@ -50,20 +56,24 @@ def target_token(
         params: The request's parameters.
         noise: The request's noise; may be ``None`` only at temperature 0.
         position: Output position.
+        processor: The request's bias, penalties and grammar, advanced to this position; needed where
+            ``params`` have any.
 
     Raises:
         TargetNumericsError: The logits hold NaN or +inf, or nothing finite.
+        NoTokenError: The processor leaves no token.
+        GrammarError: The processor's grammar broke.
     """
-    if params.temperature == 0.0:
+    if params.temperature == 0.0 and not processes_logits(params):
         tokens, peaks = _greedy(logits.unsqueeze(0))
         return _finite(tokens[0], peaks[0], position)
-    assert noise is not None, "a sampled request has noise"
     try:
-        ids, logp = shaped_logprobs(logits, params)
+        ids, logp = shaped_logprobs(logits, params, processor)
     except TargetNumericsError as error:
         raise TargetNumericsError(error.best, position) from None
     if len(ids) == 1:
         return int(ids[0])
+    assert noise is not None, "a sampled request has noise"
     return int(ids[(logp + noise.gumbel(position, ids)).argmax()])
 
 
@@ -74,6 +84,7 @@ def verify(
     noise: RequestNoise | None,
     position: int,
     limit: int | None = None,
+    processor: LogitsProcessor | None = None,
 ) -> Verdict:
     """Walk the proposed tree along the target's own tokens.
 
@@ -88,12 +99,16 @@ def verify(
         position: Output position of the first token to emit.
         limit: Most tokens to emit, at least 1; ``None`` for no limit. The round may then end on an accepted
             token, without correction or bonus.
+        processor: The request's bias, penalties and grammar at ``position``; advanced with every emitted
+            token, so that each row on the path is judged by its own counts.
 
     Raises:
         TargetNumericsError: A row on the path holds NaN or +inf, or nothing finite.
+        NoTokenError: The processor leaves no token.
+        GrammarError: The processor's grammar broke.
     """
-    result = verify_batch(logits, [0], [proposal], [params], [noise], [position], [limit])[0]
-    if isinstance(result, TargetNumericsError):
+    result = verify_batch(logits, [0], [proposal], [params], [noise], [position], [limit], [processor])[0]
+    if isinstance(result, PolydraftError):
         raise result
     return result
 
@@ -106,44 +121,55 @@ def verify_batch(
     noises: Sequence[RequestNoise | None],
     positions: Sequence[int],
     limits: Sequence[int | None] | None = None,
-) -> list[Verdict | TargetNumericsError]:
+    processors: Sequence[LogitsProcessor | None] | None = None,
+) -> list[Verdict | PolydraftError]:
     """:func:`verify` for every request of a pass; greedy requests share one argmax over all rows.
 
     Args:
         logits: Raw target logits of the pass, float [rows, V].
         offsets: First row of each request's block of ``1 + nodes`` rows.
-        proposals: One a request, as are ``params``, ``noises``, ``positions`` and ``limits``.
+        proposals: One a request, as are ``params``, ``noises``, ``positions``, ``limits``, ``processors``.
 
     Returns:
         A verdict a request, or the error that ends this request alone.
     """
     tokens: list[int] = []
     peaks: list[float] = []
-    if any(item.temperature == 0.0 for item in params):
+    processed = [processes_logits(item) for item in params]
+    if any(item.temperature == 0.0 and not own for item, own in zip(params, processed, strict=True)):
         tokens, peaks = _greedy(logits)
-    results: list[Verdict | TargetNumericsError] = []
+    results: list[Verdict | PolydraftError] = []
     for index, proposal in enumerate(proposals):
-        choose = partial(_choose, logits, tokens, peaks, offsets[index], params[index], noises[index])
+        start, request, noise = offsets[index], params[index], noises[index]
+        if request.temperature == 0.0 and not processed[index]:
+            choose: Callable[[int, int], int] = partial(_choose, tokens, peaks, start)
+        else:
+            processor = processors[index] if processors else None
+            choose = partial(_choose_shaped, logits, start, request, noise, processor)
         try:
             results.append(_walk(proposal, choose, positions[index], limits[index] if limits else None))
-        except TargetNumericsError as error:
+        except PolydraftError as error:
             results.append(error)
     return results
 
 
-def _choose(
+def _choose(tokens: list[int], peaks: list[float], start: int, row: int, position: int) -> int:
+    return _finite(tokens[start + row], peaks[start + row], position)
+
+
+def _choose_shaped(
     logits: torch.Tensor,
-    tokens: list[int],
-    peaks: list[float],
     start: int,
     params: SamplingParams,
     noise: RequestNoise | None,
+    processor: LogitsProcessor | None,
     row: int,
     position: int,
 ) -> int:
-    if params.temperature == 0.0:
-        return _finite(tokens[start + row], peaks[start + row], position)
-    return target_token(logits[start + row], params, noise, position)
+    token = target_token(logits[start + row], params, noise, position, processor)
+    if processor is not None:
+        processor.advance(token)
+    return token
 
 
 def _walk(proposal: Proposal, choose: Callable[[int, int], int], position: int, limit: int | None) -> Verdict:

@@ -21,6 +21,7 @@ from osd.serve.controller import StepCosts
 from osd.serve.engine import Engine as Core
 from osd.serve.engine import EngineSettings
 from osd.serve.load import load_target
+from osd.serve.params import check_params
 from osd.serve.row import Submission
 from osd.serve.target import TargetModel
 from osd.types import Event, GenerationRequest
@@ -223,6 +224,10 @@ class Engine:
         ``finish_reason`` ``length``.
         """
         params = sampling_params(sampling)
+        check_params(params, self.target.vocab_size, self.target.eos_token_ids)
+        for name in params.sources or ():
+            if name not in self.parts.mixture.sources:
+                raise UnknownNameError("sources", name, list(self.parts.mixture.sources))
         if domain is not None:
             self.router.check_domain(domain)
         ids, text = self._prompts.build(prompt, messages, template)
@@ -237,8 +242,10 @@ class Engine:
             domain=domain,
             store=store,
         )
+        wanted = params.response_format
+        grammar = None if wanted is None else self.core.grammars.compile(wanted)
         handle = RequestHandle(request.request_id, self.core.intake.cancel)
-        self.core.intake.put(Submission(request, handle.push, handle.finish))
+        self.core.intake.put(Submission(request, handle.push, handle.finish, grammar))
         return handle
 
     def generate(

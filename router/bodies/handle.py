@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 from osd.serve.row import Outcome
+from osd.types import TokenLogprob
 from router.bodies.api import Completion, Delta
 
 
@@ -28,6 +29,7 @@ def completion_of(outcome: Outcome) -> Completion:
         first_token_seconds=record.first_token_seconds,
         routing_wait=record.routing_wait,
         error=None if outcome.error is None else str(outcome.error),
+        logprobs=record.logprobs,
     )
 
 
@@ -46,9 +48,9 @@ class RequestHandle:
         self._done = threading.Event()
         self._outcome: Outcome | None = None
 
-    def push(self, text: str, token_ids: tuple[int, ...]) -> None:
+    def push(self, text: str, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprob, ...]) -> None:
         """Engine side: a piece of the answer."""
-        self._pieces.put(Delta(text, token_ids))
+        self._pieces.put(Delta(text, token_ids, logprobs=logprobs))
 
     def finish(self, outcome: Outcome) -> None:
         """Engine side: the request has ended."""

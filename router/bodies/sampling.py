@@ -24,6 +24,9 @@ def sampling_params(values: dict[str, Any]) -> SamplingParams:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"])
         allowed = first["msg"]
+        if not first["loc"]:  # two fields that contradict each other: the message names one
+            field, _, allowed = str(first["ctx"]["error"]).partition(": ")
+            raise InvalidValueError(field, values.get(field), allowed) from error
         if first["type"] == "extra_forbidden":
             allowed = f"one of {', '.join(SamplingParams.model_fields)}"
         raise InvalidValueError(field, first["input"], allowed) from error

@@ -16,7 +16,7 @@ from osd.serve.engine import Engine, EngineSettings
 from osd.serve.load import build_target
 from osd.serve.row import Outcome, Submission
 from osd.serve.target import PassRow
-from osd.types import Assignment, FinishedRecord, GenerationRequest, SamplingParams
+from osd.types import Assignment, FinishedRecord, GenerationRequest, SamplingParams, TokenLogprob
 from tests.tiny import VOCAB, tiny_model
 
 LIMIT = 8
@@ -86,7 +86,7 @@ def make_engine(source: Source | None = None, kind: str = "llama", **changes: An
     options: dict[str, Any] = {"slots": 4, "max_length": 256, "assigner": Told(), **changes}
     return Engine(
         target=options.pop("target", None) or target(kind),
-        tokenizer=LetterTokenizer(),
+        tokenizer=options.pop("tokenizer", None) or LetterTokenizer(),
         costs=StepCosts({1: 1.0, 2: 1.1, 8: 2.0}),
         drafter=drafter,
         settings=settings,
@@ -101,14 +101,18 @@ class Client:
         self.engine = engine
         self.outcomes: dict[str, Outcome] = {}
         self.texts: dict[str, str] = {}
+        self.logprobs: dict[str, list[TokenLogprob]] = {}
 
     def submit(self, name: str, prompt: Sequence[int], domain: str | None = None, **sampling: Any) -> None:
         params = SamplingParams(**{"max_tokens": 24, **sampling})
         request = GenerationRequest(name, tuple(prompt), params, domain=domain)
         self.texts[name] = ""
+        self.logprobs[name] = []
 
-        def on_tokens(text: str, ids: tuple[int, ...]) -> None:
+        def on_tokens(text: str, ids: tuple[int, ...], logprobs: tuple[TokenLogprob, ...]) -> None:
+            assert len(logprobs) == (0 if params.logprobs is None else len(ids))
             self.texts[name] += text
+            self.logprobs[name] += logprobs
 
         def on_done(outcome: Outcome) -> None:
             self.outcomes[name] = outcome

@@ -23,6 +23,7 @@ def reference(logits, params):
         mass += weight / total
         if params.top_p < 1 and mass >= params.top_p:
             break
+    kept = {token: weight for token, weight in kept.items() if weight >= params.min_p}
     return {token: weight / sum(kept.values()) for token, weight in kept.items()}
 
 
@@ -31,10 +32,11 @@ def reference(logits, params):
     temperature=st.sampled_from([0.0, 1e-3, 0.5, 0.7, 1.0, 2.0]),
     top_k=st.sampled_from([0, 1, 2, 5, 100]),
     top_p=st.sampled_from([1e-9, 0.31, 0.5234, 0.9001, 0.999, 1.0]),
+    min_p=st.sampled_from([0.0, 1e-9, 0.0901, 0.5678, 1.0]),
 )
 @settings(max_examples=400, deadline=None)
-def test_shaping_follows_the_definition_ties_included(logits, temperature, top_k, top_p):
-    params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p)
+def test_shaping_follows_the_definition_ties_included(logits, temperature, top_k, top_p, min_p):
+    params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     ids, logp = shaped_logprobs(torch.tensor(logits), params)
     expected = reference(logits, params)
     assert ids.dtype == torch.int64

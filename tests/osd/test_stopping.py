@@ -37,7 +37,7 @@ def plain(tokens, params, eos=(END,)):
     """The rule written over whole texts: the shortest prefix of the tokens that ends the output."""
     for n in range(1, len(tokens) + 1):
         last = tokens[n - 1]
-        if last in eos and not params.ignore_eos:
+        if (last in eos and not params.ignore_eos) or last in params.stop_token_ids:
             return tokens[:n], "".join(VOCAB[t] for t in tokens[: n - 1]), FinishReason.STOP
         text = "".join(VOCAB[t] for t in tokens[:n])
         ends = [(text.find(stop) + len(stop), text.find(stop)) for stop in params.stop if stop in text]
@@ -62,12 +62,15 @@ def cut(tokens, sizes):
     sizes=st.lists(st.integers(1, 16), max_size=40),
     max_tokens=st.integers(1, 45),
     ignore_eos=st.booleans(),
+    stop_token_ids=st.lists(st.integers(0, len(VOCAB) - 1), max_size=2),
 )
 @settings(max_examples=500, deadline=None)
 def test_a04_the_stop_is_the_same_for_every_way_of_cutting_blocks(
-    tokens, stops, sizes, max_tokens, ignore_eos
+    tokens, stops, sizes, max_tokens, ignore_eos, stop_token_ids
 ):
-    params = SamplingParams(stop=tuple(stops), max_tokens=max_tokens, ignore_eos=ignore_eos)
+    params = SamplingParams(
+        stop=tuple(stops), max_tokens=max_tokens, ignore_eos=ignore_eos, stop_token_ids=tuple(stop_token_ids)
+    )
     expected = plain(tokens, params)
     assert run([[token] for token in tokens], params) == expected
     assert run(cut(tokens, sizes), params) == expected
@@ -111,6 +114,18 @@ def test_a09_no_end_token_one_or_a_list(eos):
     first = next((i for i, token in enumerate([0, 3, END, 0]) if token in (eos or ())), None)
     expected = (4, FinishReason.LENGTH) if first is None else (first + 1, FinishReason.STOP)
     assert (len(kept), finish) == expected
+
+
+@pytest.mark.parametrize("place", range(5))
+@pytest.mark.parametrize("ignore_eos", [False, True])
+def test_a01_a_stop_token_ends_the_output_as_an_end_token_does_also_where_those_are_ignored(
+    place, ignore_eos
+):
+    """An ordinary token with a text: it is counted and not shown."""
+    tokens = [0, 1, 0, 9, 1, 0, 1, 0]
+    blocks = cut(tokens, [3 - place, 5]) if place <= 3 else cut(tokens, [4, 4])
+    params = SamplingParams(max_tokens=50, stop_token_ids=(9, 5), ignore_eos=ignore_eos)
+    assert run(blocks, params) == ([0, 1, 0, 9], "aba", FinishReason.STOP)
 
 
 def test_a09_ignore_eos_runs_to_the_limit():

@@ -107,10 +107,10 @@ def draws(propose, length, seeds, monkeypatch):
     """
     cache = {}
 
-    def remembered(logits, params):
+    def remembered(logits, params, processor):
         key = logits.numpy().tobytes()
         if key not in cache:
-            cache[key] = shaped_logprobs(logits, params)
+            cache[key] = shaped_logprobs(logits, params, processor)
         return cache[key]
 
     monkeypatch.setattr(verify_module, "shaped_logprobs", remembered)

@@ -6,6 +6,7 @@ import torch
 
 from drafts.proposal import Proposal
 from osd.serve.noise import RequestNoise
+from osd.serve.processor import LogitsProcessor, processes_logits
 from osd.serve.verify import target_token, verify
 from osd.types import SamplingParams
 
@@ -45,20 +46,27 @@ def chain(tokens):
     return Proposal.chain(tokens, "forced", [0.5] * len(tokens))
 
 
-def plain(params, seed, length, choice=0):
-    noise = RequestNoise(seed, choice, V)
+def processor_of(params, prompt=(), ends=()):
+    """A fresh processor where the parameters need one."""
+    return LogitsProcessor(params, prompt, ends, V) if processes_logits(params) else None
+
+
+def plain(params, seed, length, choice=0, prompt=(), ends=()):
+    noise, processor = RequestNoise(seed, choice, V), processor_of(params, prompt, ends)
     text = []
     while len(text) < length:
-        text.append(target_token(row_of(TABLE, text), params, noise, len(text)))
+        text.append(target_token(row_of(TABLE, text), params, noise, len(text), processor))
+        if processor is not None:
+            processor.advance(text[-1])
     return text
 
 
-def speculate(params, seed, length, propose):
-    noise = RequestNoise(seed, 0, V)
+def speculate(params, seed, length, propose, prompt=(), ends=()):
+    noise, processor = RequestNoise(seed, 0, V), processor_of(params, prompt, ends)
     text = []
     while len(text) < length:
         proposal = propose(text, noise)
         limit = length - len(text)
-        verdict = verify(block_of(text, proposal), proposal, params, noise, len(text), limit)
+        verdict = verify(block_of(text, proposal), proposal, params, noise, len(text), limit, processor)
         text += verdict.emitted
     return text
