@@ -204,8 +204,8 @@ class Engine:
             temperature=params.temperature,
             noise=noise if shared or noise is None else noise.draft,
             store=request.store,
-            sources=params.sources,
             noise_is_shared=shared,
+            sources=params.sources,
         )
         row = Row(submission, slot, draft, output, self.assigner.assign(request), noise, processor)
         row.keep_evidence = request.store and self.settings.evidence_k > 0 and self.wants_evidence()
@@ -243,11 +243,11 @@ class Engine:
             return [EMPTY] * len(decoding)
         size = self.target.vocab_size
         proposals = [p if all(0 <= t < size for t in p.tokens) else EMPTY for p in proposals]
+        if self.settings.verification == "rejection":
+            proposals = [self._told(row, p) for row, p in zip(decoding, proposals, strict=True)]
         for index, row in enumerate(decoding):
             if row.processor is not None and row.processor.grammar is not None:
                 proposals[index] = row.processor.grammar.prune(proposals[index])
-        if self.settings.verification == "rejection":
-            proposals = [self._told(row, p) for row, p in zip(decoding, proposals, strict=True)]
         room = [self.max_length - len(row.draft.tokens) for row in decoding]
         return [proposal.first(max(count, 0)) for proposal, count in zip(proposals, room, strict=True)]
 

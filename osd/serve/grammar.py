@@ -19,7 +19,7 @@ from llguidance.hf import from_tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from drafts.errors import InvalidValueError, PolydraftError
-from drafts.proposal import ROOT, Proposal
+from drafts.proposal import EMPTY, POINT_MASS, ROOT, Proposal
 from osd.types import ResponseFormat
 
 WHITESPACE = r"[\x20\x0A\x0D\x09]{1,24}"
@@ -57,6 +57,7 @@ class Grammar:
         Raises:
             GrammarError: The matcher gave up, for example at its limit of complexity.
         """
+        self._check()
         mask = np.zeros(self._vocab_size, dtype=np.bool_)
         may_end = self._ended or self._matcher.is_stopped()
         if not may_end:
@@ -83,9 +84,16 @@ class Grammar:
         self._check()
 
     def prune(self, proposal: Proposal) -> Proposal:
-        """The proposal without the nodes that the grammar forbids: they could only be rejected."""
+        """The proposal without the nodes that the grammar forbids: they could only be rejected.
+
+        Drawn nodes must not be chosen by what was drawn (rejection sampling would no longer follow the
+        target), so a proposal with any is given up.
+        """
         if not len(proposal):
             return proposal
+        drawn_from = proposal.distributions
+        if drawn_from is not None and any(q is not POINT_MASS for q in drawn_from):
+            return EMPTY
         paths: list[list[int]] = []
         kept: list[int] = []
         place = {ROOT: ROOT}
@@ -102,6 +110,7 @@ class Grammar:
             tuple(place[proposal.parents[node]] for node in kept),
             tuple(proposal.sources[node] for node in kept),
             tuple(proposal.confidence[node] for node in kept),
+            None if drawn_from is None else tuple(drawn_from[node] for node in kept),
         )
 
     def _takes(self, path: list[int]) -> bool:

@@ -60,7 +60,6 @@ def verify_batch(
         DraftDistributionError: A sampled request's proposal does not say what it was drawn from.
     """
     results: list[Verdict | PolydraftError | None] = [None] * len(proposals)
-    states = processors or [None] * len(proposals)
     greedy = [index for index, item in enumerate(params) if item.temperature == 0.0]
     if greedy:
         judged = invariant.verify_batch(
@@ -71,7 +70,7 @@ def verify_batch(
             [noises[index] for index in greedy],
             [positions[index] for index in greedy],
             None if limits is None else [limits[index] for index in greedy],
-            [states[index] for index in greedy],
+            None if processors is None else [processors[index] for index in greedy],
         )
         for index, result in zip(greedy, judged, strict=True):
             results[index] = result
@@ -80,12 +79,13 @@ def verify_batch(
             continue
         noise = noises[index]
         assert noise is not None, "a sampled request has noise"
-        state = states[index]
-        shape = partial(_shape, logits, offsets[index], params[index], state, positions[index])
+        processor = processors[index] if processors else None
+        shape = partial(_shape, logits, offsets[index], params[index], processor, positions[index])
+        advance = None if processor is None else processor.advance
         limit = None if limits is None else limits[index]
-        advance = _ignore if state is None else state.advance
+        drawn_from = proposal.check_distributions()
         try:
-            results[index] = walk(proposal, shape, noise, positions[index], limit, advance)
+            results[index] = walk(proposal, drawn_from, shape, noise, positions[index], limit, advance)
         except PolydraftError as error:
             results[index] = error
     return [result for result in results if result is not None]
@@ -98,6 +98,7 @@ def verify(
     noise: RequestNoise | None,
     position: int,
     limit: int | None = None,
+    processor: LogitsProcessor | None = None,
 ) -> Verdict:
     """:func:`verify_batch` for one request.
 
@@ -105,34 +106,31 @@ def verify(
         DraftDistributionError: The proposal does not say what it was drawn from.
         TargetNumericsError: A row on the path holds NaN or +inf, or nothing finite.
     """
-    result = verify_batch(logits, [0], [proposal], [params], [noise], [position], [limit])[0]
+    result = verify_batch(logits, [0], [proposal], [params], [noise], [position], [limit], [processor])[0]
     if isinstance(result, PolydraftError):
         raise result
     return result
 
 
-def _ignore(token: int) -> None:
-    """What a request without a processor does with an emitted token."""
-
-
 def walk(
     proposal: Proposal,
+    drawn_from: Sequence[DraftDistribution],
     shape: Shape,
     noise: RequestNoise,
     position: int,
     limit: int | None = None,
-    advance: Callable[[int], None] = _ignore,
+    advance: Callable[[int], None] | None = None,
 ) -> Verdict:
     """Follow one request's tree; see :func:`osd.serve.verify.verify` for the arguments.
 
+    ``drawn_from`` are the nodes' distributions; ``advance`` is told every emitted token.
+
     A child whose q is no distribution, or gives the child itself no chance, counts as not proposed: it is
-    neither tested nor followed (case A18). ``advance`` is told every emitted token.
+    neither tested nor followed (case A18).
 
     Raises:
-        DraftDistributionError: The proposal does not say what it was drawn from.
         TargetNumericsError: A row on the path defines no distribution.
     """
-    drawn_from = proposal.check_distributions()
     children: dict[int, list[int]] = {}
     for node, parent in enumerate(proposal.parents):
         children.setdefault(parent, []).append(node)
@@ -149,13 +147,12 @@ def walk(
         ]
         candidates = [(proposal.tokens[child], drawn_from[child]) for child in proposed]
         hit, left = judge_children(ids, logp, candidates, _uniforms(noise, at, len(candidates)))
-        if hit is None:
-            emitted.append(_draw(ids, left, noise, at))
-            advance(emitted[-1])
-            break
-        token = proposal.tokens[proposed[hit]]
+        token = _draw(ids, left, noise, at) if hit is None else proposal.tokens[proposed[hit]]
         emitted.append(token)
-        advance(token)
+        if advance is not None:
+            advance(token)
+        if hit is None:
+            break
         alive = [child for child in proposed if proposal.tokens[child] == token]
         if len(emitted) == limit:
             break

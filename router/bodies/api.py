@@ -150,7 +150,7 @@ class ServingEngine(Protocol):
 
         Raises:
             InvalidValueError: a bad parameter, an empty or over-long prompt.
-            UnknownNameError: ``domain`` is not registered; lists the known ones.
+            UnknownNameError: ``domain`` or one of ``sources`` is not known; lists the known ones.
             BusyError: the queue is full.
         """
         ...

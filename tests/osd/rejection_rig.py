@@ -123,7 +123,9 @@ def text_of(propose, seed, length):
             assert path[::-1] == list(emitted)
             return shaped((V, V, *text, *emitted)[-2:])
 
-        text += rejection.walk(proposal, shape, noise, len(text), length - len(text)).emitted
+        text += rejection.walk(
+            proposal, proposal.check_distributions(), shape, noise, len(text), length - len(text)
+        ).emitted
     return text
 
 

@@ -40,7 +40,7 @@ def pattern(truth: dict[tuple[int, ...], list[int]], marks: str):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_family_is_decoded_exactly_alone_and_in_a_batch(kind):
+def test_a10_a25_every_family_is_decoded_exactly_alone_and_in_a_batch(kind):
     asked = prompts(5, seed=3, lengths=(1, 2, 17, 40, 9))
     truth = {tuple(p): greedy(p, 16, kind) for p in asked}
     engine = make_engine(Forced(pattern(truth, "RRR RWR W RRRR -")), kind)
@@ -232,7 +232,7 @@ def test_a_full_queue_says_busy():
     assert len(client.run()) == 2
 
 
-def test_counters_agree_with_the_tokens():
+def test_a05_counters_agree_with_the_tokens():
     asked = prompts(6, seed=43, lengths=(4, 30))
     truth = {tuple(p): greedy(p, 24) for p in asked}
     client = Client(make_engine(Forced(pattern(truth, "RRWR RR W")), prefill_chunk=8))

@@ -54,7 +54,7 @@ def mixture(names: tuple[str, ...]) -> Mixture:
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_the_same_seed_gives_the_same_text_with_every_source_and_k_alone_and_in_a_batch(sampling):
+def test_a15_the_same_seed_gives_the_same_text_with_every_source_and_k_alone_and_in_a_batch(sampling):
     prompt, *others = prompts(5, seed=7, lengths=(9, 4, 30))
     alone = Client(make_engine())
     alone.submit("a", prompt, "math", seed=5, max_tokens=40, **sampling)

@@ -35,7 +35,7 @@ def count_trees(engine) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_trees_leave_every_family_exact_alone_and_in_a_batch(kind):
+def test_a10_a25_trees_leave_every_family_exact_alone_and_in_a_batch(kind):
     asked = prompts(5, seed=3, lengths=(1, 2, 17, 40, 9))
     truth = {tuple(p): greedy(p, 24, kind) for p in asked}
     engine = make_engine(Branching(pattern(truth, "RRR RWR W RRRR -")), kind, fixed_k=None)
@@ -49,7 +49,7 @@ def test_trees_leave_every_family_exact_alone_and_in_a_batch(kind):
 
 
 @pytest.mark.parametrize("sampling", [{"temperature": 0.8}, {"temperature": 1.0, "top_p": 0.9, "top_k": 20}])
-def test_a_seed_gives_one_text_under_chains_and_trees(sampling):
+def test_a15_a_seed_gives_one_text_under_chains_and_trees(sampling):
     prompt, *others = prompts(6, seed=30)
     alone = Client(make_engine())
     alone.submit("a", prompt, seed=42, max_tokens=40, **sampling)
@@ -88,7 +88,7 @@ def test_features_and_evidence_follow_the_accepted_path():
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 4, 5])
-def test_a_tree_never_emits_more_than_asked_nor_overruns_the_cache(limit):
+def test_a06_a_tree_never_emits_more_than_asked_nor_overruns_the_cache(limit):
     prompt = prompts(1, seed=21)[0]
     truth = {tuple(prompt): greedy(prompt, 24, stop=())}
     engine = make_engine(Branching(pattern(truth, "RRRR")), fixed_k=None, max_length=len(prompt) + limit)
@@ -112,7 +112,7 @@ def test_a_request_may_cap_its_depth_or_turn_speculation_off(source):
         assert max(r.emitted for r in rounds) == cap + 1
 
 
-def test_counters_of_trees_agree_with_the_tokens():
+def test_a05_counters_of_trees_agree_with_the_tokens():
     asked = prompts(6, seed=43, lengths=(4, 30))
     truth = {tuple(p): greedy(p, 24) for p in asked}
     client = Client(make_engine(Branching(pattern(truth, "RRWR RR W")), prefill_chunk=8, fixed_k=None))

@@ -10,6 +10,7 @@ from drafts.errors import DraftDistributionError, IntegrityError
 from drafts.kinds.base import Draws
 from drafts.proposal import EMPTY, POINT_MASS, ROOT, DraftDistribution, Proposal
 from osd.serve.noise import RequestNoise
+from osd.serve.processor import LogitsProcessor
 from osd.serve.rejection import judge_children, verify, verify_batch
 from osd.serve.shaping import TargetNumericsError
 from osd.serve.verify import verify as verify_invariant
@@ -269,3 +270,26 @@ def test_a18_a_bad_target_row_fails_its_request_and_no_other(bad):
     assert (second.status, second.position) == (500, 1)
     with pytest.raises(TargetNumericsError, match="position 1"):
         verify(broken, good, cold, noises[0], 0)
+
+
+# --- every request parameter shapes p at every position (A16, A17)
+
+
+def test_a16_a17_bias_and_penalties_hold_at_every_tested_position():
+    """A banned token is never accepted; a penalty of the first emitted token counts for the second."""
+    greedy = plain(GREEDY, 0, 2)
+    right = told(chain(greedy))
+    banned = SamplingParams(temperature=1e-3, logit_bias={greedy[1]: -100.0})
+    processor = LogitsProcessor(banned, (0,), frozenset(), V)
+    verdict = verify(block_of([], right), right, banned, RequestNoise(0, 0, V), 0, None, processor)
+    assert verdict.emitted[0] == greedy[0]
+    assert verdict.emitted[1] != greedy[1]
+    assert (verdict.accepted, verdict.tested) == (1, 2)
+
+    steep = SamplingParams(temperature=1e-3, presence_penalty=2.0)
+    logits = torch.zeros(3, V)
+    logits[:, 4], logits[:, 6] = 3.0, 2.0
+    twice = told(chain([4, 4]))
+    processor = LogitsProcessor(steep, (0,), frozenset(), V)
+    verdict = verify(logits, twice, steep, RequestNoise(0, 0, V), 0, None, processor)
+    assert verdict == ((4, 6), 1, 2, (0,))
