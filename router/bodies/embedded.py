@@ -119,6 +119,9 @@ class Engine:
             settings=EngineSettings(
                 prefill_chunk=config.engine.prefill_chunk,
                 max_depth=config.drafts.max_depth,
+                prefix_cache_tokens=config.engine.prefix_cache_tokens,
+                max_tokens_in_flight=config.engine.max_tokens_in_flight,
+                request_timeout=config.engine.request_timeout,
             ),
         )
         self.costs = LearningCost(self.core, self.parts, self.router)
@@ -278,7 +281,7 @@ class Engine:
         return result
 
     def set_mode(self, *, sources: tuple[str, ...] | None, learn: bool, k: int | None) -> None:
-        """Switch drafts and learning at a step border, no request running.
+        """Switch drafts and learning at a step border, no request running; stored prefixes are forgotten.
 
         Args:
             sources: Sources to use of those built, ``None`` for all, ``()`` for plain decoding.
@@ -295,6 +298,7 @@ class Engine:
 
     def _apply_mode(self, sources: tuple[str, ...], learn: bool, fixed_k: int | None) -> None:
         learn = learn and self._may_learn
+        self.core.prefixes.clear()
         mixture, scheduler = self.parts.mixture, self.parts.scheduler
         mixture.learn = learn
         mixture.only = None if sources == self._sources(None) else frozenset(sources)
@@ -317,6 +321,7 @@ class Engine:
         report = self.stats_of.snapshot(extras, list(extras))
         report["learning"] = self.costs.as_dict()
         report["running"], report["waiting"] = len(self.core.rows), len(self.core.intake)
+        report["prefix_cache"] = self.core.prefixes.as_dict()
         report["k"] = {"step_ms": self.core.costs.as_dict(), "drift": self.core.costs.drift}
         return report
 
