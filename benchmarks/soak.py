@@ -92,7 +92,8 @@ class Soak:
         self.plain = self._engine(None, slots=1)
         starts = [self._tokens(length) for length in (24, 40, 70, 90)]
         self.shapes = [self._shape(starts) for _ in range(max(self.requests // 10, 20))]
-        self.outcomes: dict[str, Outcome] = {}
+        self.answered: set[str] = set()
+        self.ended: list[tuple[str, str, Shape, Outcome]] = []
         self.cancel_at: dict[int, list[str]] = {}
         self.steps = 0
 
@@ -149,9 +150,7 @@ class Soak:
                 raise ConnectionError("the receiver hung up")
 
         def on_done(outcome: Outcome) -> None:
-            assert name not in self.outcomes, f"{name} is answered twice"
-            self.outcomes[name] = outcome
-            self._judge(fate, shape, outcome)
+            self.ended.append((name, fate, shape, outcome))
 
         request = GenerationRequest(
             name,
@@ -165,7 +164,7 @@ class Soak:
             self.engine.intake.put(Submission(request, on_tokens, on_done))
         except InvalidValueError:
             assert fate == "overlong", f"{name} ({fate}) is refused"
-            self.outcomes[name] = None  # type: ignore[assignment]
+            self.answered.add(name)
             self.finishes["refused"] += 1
 
     def _judge(self, fate: str, shape: Shape, outcome: Outcome) -> None:
@@ -204,11 +203,19 @@ class Soak:
         self.registry.publish("math", noisy, reason="soak")
 
     def step(self) -> bool:
-        """One step of the engine, with whatever is cancelled before it and an audit after it."""
+        """One step of the engine, with whatever is cancelled before it; an audit and a verdict after it.
+
+        The verdict is not given in the receiver, since the engine holds what a receiver raises.
+        """
         for name in self.cancel_at.pop(self.steps, ()):
             self.engine.intake.cancel(name)
         worked = self.engine.step()
         self.engine.check()
+        for name, fate, shape, outcome in self.ended:
+            assert name not in self.answered, f"{name} is answered twice"
+            self.answered.add(name)
+            self._judge(fate, shape, outcome)
+        self.ended.clear()
         self.steps += 1
         self.now += 1.0
         return worked or bool(self.engine.rows) or len(self.engine.intake) > 0
@@ -235,7 +242,7 @@ class Soak:
 
     def _report(self, memory: list[int], threads: int, seconds: float) -> dict[str, Any]:
         engine = self.engine
-        assert len(self.outcomes) == self.requests, f"{len(self.outcomes)} of {self.requests} are answered"
+        assert len(self.answered) == self.requests, f"{len(self.answered)} of {self.requests} are answered"
         assert engine.cache.free == engine.slots, f"{engine.cache.active} slots are still taken"
         assert not engine.intake._cancelled, f"{engine.intake._cancelled} wait to be cancelled"
         assert threading.active_count() <= threads, f"{threading.active_count()} threads, {threads} before"
