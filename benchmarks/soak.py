@@ -36,6 +36,7 @@ from osd.serve.controller import StepCosts
 from osd.serve.engine import Engine, EngineSettings
 from osd.serve.row import Outcome, Submission
 from osd.types import FinishReason, GenerationRequest, SamplingParams
+from router.app.provenance import provenance
 
 ROOM, PREFIX_TOKENS = 160, 1024
 
@@ -271,7 +272,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="write the result to this file")
     arguments = parser.parse_args()
-    text = json.dumps(Soak(arguments.requests, arguments.seed).run())
+    report = Soak(arguments.requests, arguments.seed).run()
+    text = json.dumps({**report, "provenance": provenance(arguments.seed)})
     if arguments.json:
         arguments.json.write_text(text, encoding="utf-8")
     print(text)

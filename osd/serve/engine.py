@@ -20,7 +20,7 @@ from osd.serve.evidence import keep_evidence
 from osd.serve.intake import Intake
 from osd.serve.lifecycle import Lifecycle
 from osd.serve.prefix import PrefixStore
-from osd.serve.recovery import fail_row, run_pass
+from osd.serve.recovery import fail_row, run_pass, verify_each
 from osd.serve.row import Row
 from osd.serve.target import PassOutput, PassRow, TargetModel
 from osd.serve.verify import Verdict, verify_batch
@@ -145,7 +145,7 @@ class Engine:
         tokens = sum(len(item.tokens) for _, item in batch)
         output, verifying = run_pass(self.target, self.cache, batch, verifying, self.on_event)
         self.costs.record(tokens, (time.perf_counter() - started) * 1e3)
-        verdicts = self._verify(batch, output, verifying)
+        verdicts = verify_each(self._verify, batch, output, verifying)
         self._commit(batch, output, verifying, verdicts)
         feed_back(self.drafter, decoding, proposals, verdicts)
         self._share_time(batch, tokens, time.perf_counter() - begin)
@@ -159,7 +159,8 @@ class Engine:
         limits = [self._limit(row) for row in decoding]
         price = Price(len(decoding), self.costs.ms, self.settings.fixed_k)
         try:
-            proposals = self.drafter.propose([row.draft for row in decoding], limits, price)
+            found = self.drafter.propose([row.draft for row in decoding], limits, price)
+            proposals = [proposal for proposal, _ in zip(found, decoding, strict=True)]
         except Exception:
             log.exception("drafting failed; this step decodes plainly")
             return [EMPTY] * len(decoding)

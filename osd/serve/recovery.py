@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 
@@ -12,15 +12,18 @@ from osd.serve.cache import SlotCache
 from osd.serve.lifecycle import as_typed
 from osd.serve.row import Row
 from osd.serve.target import PassOutput, PassRow, TargetModel
+from osd.serve.verify import Verdict
 from osd.types import BASE_DOMAIN, Event, FinishReason
 
 log = logging.getLogger(__name__)
+
+Batch = list[tuple[Row, PassRow]]
 
 
 def run_pass(
     target: TargetModel,
     cache: SlotCache,
-    batch: Sequence[tuple[Row, PassRow]],
+    batch: Batch,
     verifying: dict[int, Proposal],
     on_event: Callable[[Event], None],
 ) -> tuple[PassOutput, dict[int, Proposal]]:
@@ -58,6 +61,34 @@ def run_pass(
     numbers = {"rows": len(batch), "failed": sum(row.error is not None for row, _ in batch)}
     on_event(Event("step_failed", BASE_DOMAIN, str(whole), numbers))
     return PassOutput(torch.cat(parts), offsets), left
+
+
+def verify_each(
+    verify: Callable[[Batch, PassOutput, dict[int, Proposal]], dict[int, Verdict]],
+    batch: Batch,
+    output: PassOutput,
+    verifying: dict[int, Proposal],
+) -> dict[int, Verdict]:
+    """Verify all rows; if that raises, each alone, and those that fail alone are marked as failed.
+
+    Args:
+        verify: Verifies the named rows of a pass. Whatever it draws depends on request and position only, so
+            doing it again gives the same.
+        batch: Rows and what they asked of the pass.
+        output: The pass.
+        verifying: Proposals by index into ``batch``.
+    """
+    try:
+        return verify(batch, output, verifying)
+    except Exception:
+        log.exception("verifying %d rows failed; each is verified alone", len(verifying))
+    verdicts: dict[int, Verdict] = {}
+    for index, proposal in verifying.items():
+        try:
+            verdicts |= verify(batch, output, {index: proposal})
+        except Exception as error:
+            fail_row(batch[index][0], error, "verification failed")
+    return verdicts
 
 
 def fail_row(row: Row, error: Exception, what: str = "the request failed") -> None:

@@ -228,9 +228,6 @@ class Engine:
         if domain is not None:
             self.router.check_domain(domain)
         ids, text = self._prompts.build(prompt, messages, template)
-        room = self._prompts.limit - len(ids)
-        if params.max_tokens > room:
-            params = params.model_copy(update={"max_tokens": room})
         request = GenerationRequest(
             request_id=request_id or f"{next(self._ids)}-{uuid.uuid4().hex[:8]}",
             prompt_ids=ids,
@@ -239,6 +236,7 @@ class Engine:
             domain=domain,
             store=store,
         )
+        request = self.core.requests.admission.cut(request)
         handle = RequestHandle(request.request_id, self.core.intake.cancel)
         self.core.intake.put(Submission(request, handle.push, handle.finish))
         return handle

@@ -112,6 +112,14 @@ def test_a_deadline_ends_a_waiting_and_a_running_request_at_the_next_border():
     check_exact(client, "13")
 
 
+def test_min_tokens_is_cut_with_max_tokens_where_a_slot_holds_less():
+    client = Client(make_engine(max_length=16))
+    client.submit("0", P[0], max_tokens=100, min_tokens=50, ignore_eos=True)
+    client.run()
+    assert client.outcomes["0"].record.request.sampling.min_tokens == 11
+    check_exact(client, "0", 11)
+
+
 def test_the_engines_own_time_limit_holds_where_a_request_sets_none():
     now = [100.0]
     client = Client(make_engine(request_timeout=10.0, clock=lambda: now[0], prefill_chunk=3))
@@ -216,6 +224,24 @@ def test_a_pass_that_fails_once_costs_no_request_anything():
     assert all(sum(item.accepted for item in client.outcomes[name].record.rounds) == 15 for name in "012")
 
 
+def test_a_row_that_cannot_be_verified_ends_alone():
+    client = Client(make_engine())
+    for name in "012":
+        temperature = 0.8 if name == "1" else 0.0
+        client.submit(name, P[int(name)], ignore_eos=True, temperature=temperature, seed=1)
+    client.engine.step()
+
+    class Noise:
+        def gumbel(self, position, ids):
+            raise ArithmeticError("no noise left")
+
+    client.engine.rows[1].noise = Noise()
+    client.run()
+    assert finish(client, "1") is FinishReason.ERROR
+    assert "no noise left" in str(client.outcomes["1"].error)
+    check_exact(client, "02")
+
+
 @pytest.mark.parametrize("where", ["on_tokens", "on_done", "tokenizer"])
 def test_a_receiver_or_tokenizer_that_raises_ends_its_own_request_only(where):
     client = Client(make_engine())
@@ -249,11 +275,15 @@ def test_a_draft_that_raises_anywhere_costs_no_token():
 
             return fail
 
-    client = Client(make_engine(drafter=Broken()))
-    for name in "01":
-        client.submit(name, P[int(name)], ignore_eos=True)
-    client.run()
-    check_exact(client, "01")
+    class Short(Broken):
+        propose = staticmethod(lambda rows, limits, price: [])
+
+    for broken in (Broken(), Short()):
+        client = Client(make_engine(drafter=broken))
+        for name in "01":
+            client.submit(name, P[int(name)], ignore_eos=True)
+        client.run()
+        check_exact(client, "01")
 
 
 @pytest.mark.parametrize("how", ["raises", "fails", "is cancelled"])
