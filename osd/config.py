@@ -70,6 +70,27 @@ class EngineConfig(_Config):
         le=1_000_000,
         description="Requests that may wait for a slot; further ones are refused with status 503.",
     )
+    max_tokens_in_flight: int | None = Field(
+        default=None,
+        ge=2,
+        description="Most tokens, prompts and max_tokens together, that all running requests may reserve; "
+        "a request waits until it fits. null is slots times max_length, which never binds.",
+    )
+    request_timeout: float | None = Field(
+        default=None,
+        gt=0.0,
+        le=86_400.0,
+        description="Seconds from arrival after which a request ends with what it has, where it sets no "
+        "timeout of its own; null lets it run.",
+    )
+    prefix_cache_tokens: int = Field(
+        default=8192,
+        ge=0,
+        le=16_777_216,
+        description="Tokens whose keys and values are kept for prompts that begin alike (a system prompt, "
+        "earlier turns), in memory reserved for them; the least recently used go first. Requests with "
+        "store: false reuse but leave nothing. 0 turns it off.",
+    )
     k: Literal["auto"] | Annotated[int, Field(ge=0, le=64)] = Field(
         default="auto",
         description="Speculation length: auto weighs measured step time against measured acceptance and "

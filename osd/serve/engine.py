@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import queue
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -13,25 +11,25 @@ from typing import Any, Literal
 
 import torch
 
-from drafts.errors import DraftDistributionError, IntegrityError, PolydraftError
-from drafts.kinds.base import DraftRow
+from drafts.errors import DraftDistributionError, PolydraftError
 from drafts.proposal import EMPTY, Price, Proposal
 from osd.ports import Assigner, Drafter, Observer, Worker
 from osd.serve import rejection
+from osd.serve.admission import Admission
 from osd.serve.audit import check_books
+from osd.serve.border import Calls, adopt_versions, feed_back, work_in_gap
 from osd.serve.controller import StepCosts
-from osd.serve.detokenize import OutputStream
 from osd.serve.evidence import keep_evidence
 from osd.serve.grammar import GrammarCompiler
 from osd.serve.intake import Intake
+from osd.serve.lifecycle import Lifecycle
 from osd.serve.logprobs import token_logprobs
-from osd.serve.noise import RequestNoise, fresh_seed
-from osd.serve.params import check_params
-from osd.serve.processor import LogitsProcessor, processes_logits
-from osd.serve.row import Outcome, Row, Submission
+from osd.serve.prefix import PrefixStore
+from osd.serve.recovery import fail_row, run_pass, verify_each
+from osd.serve.row import Row
 from osd.serve.target import PassOutput, PassRow, TargetModel
 from osd.serve.verify import Verdict, verify_batch
-from osd.types import BASE_DOMAIN, Event, FinishReason, GenerationRequest, Round
+from osd.types import BASE_DOMAIN, Event, FinishReason, Round
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +47,10 @@ class EngineSettings:
         fixed_k: Fixed speculation length; ``None`` lets goodput decide.
         evidence_k: Target probabilities kept per emitted position; 0 keeps none.
         verification: ``invariant`` or ``rejection``, for sampled requests.
+        prefix_cache_tokens: Tokens whose keys are kept for prompts that begin alike; 0 keeps none. Read once.
+        max_tokens_in_flight: Most tokens that all running rows may reserve; ``None`` is slots times
+            ``max_length``. Read once.
+        request_timeout: Seconds from arrival after which a request that sets no limit ends. Read once.
     """
 
     prefill_chunk: int = 256
@@ -56,13 +58,16 @@ class EngineSettings:
     fixed_k: int | None = None
     evidence_k: int = 0
     verification: Literal["invariant", "rejection"] = "invariant"
+    prefix_cache_tokens: int = 0
+    max_tokens_in_flight: int | None = None
+    request_timeout: float | None = None
 
 
 @dataclass
 class Engine:
     """Continuous batching over a slot cache with routed, lossless speculation.
 
-    A step is: admit, propose, verify, commit, feed back, learn in the gap. Only the thread that calls
+    A step is: let go, admit, propose, verify, commit, feed back, learn in the gap. Only the thread that calls
     :meth:`step` may touch model state; other threads use :attr:`intake`.
 
     Args:
@@ -77,6 +82,7 @@ class Engine:
         wants_evidence: Asked at admission whether learning has room for one more request; where it has
             none, nothing is kept of it.
         slots: Rows that run at once; ``max_length`` is the longest prompt plus output of a row.
+        clock: Seconds, on the scale of a request's ``arrived``; deadlines are read off it.
     """
 
     target: TargetModel
@@ -92,152 +98,79 @@ class Engine:
     on_event: Callable[[Event], None] = lambda event: None
     wants_evidence: Callable[[], bool] = lambda: True
     settings: EngineSettings = field(default_factory=EngineSettings)
+    clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
-        self.intake = Intake(self.queue)
+        admission = Admission(self.slots, self.max_length, self.settings.max_tokens_in_flight)
+        self.intake = Intake(self.queue, admission.check, self.settings.request_timeout)
         target = self.target
         self.grammars = GrammarCompiler(self.tokenizer, target.vocab_size, target.eos_token_ids)
+        self._refused: set[str] = set()
         self.rows: list[Row] = []
         self.evidence_seconds = 0.0
-        self._refused: set[str] = set()
-        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
+        self._calls = Calls()
         self.steps = 0
         self.busy_seconds = 0.0
         keep_features = self.drafter is not None and self.drafter.needs_features
         self.cache = self.target.make_cache(self.slots, self.max_length, keep_features)
+        self.prefixes = PrefixStore(self.cache, self.settings.prefix_cache_tokens)
+        self.requests = Lifecycle(self, admission, self.intake, self.prefixes)
 
     def call(self, work: Callable[[], Any]) -> Future[Any]:
         """Run ``work`` on the engine's thread at the next step border; safe from any thread."""
-        future: Future[Any] = Future()
-        self._calls.put((work, future))
+        future = self._calls.put(work)
         self.intake.wake()
         return future
 
     def step(self) -> bool:
         """One round for every running row; returns whether there was anything to do."""
         begin = time.perf_counter()
-        self._run_calls()
-        self._cancel()
-        self._swap()
-        self._admit()
+        self._calls.run()
+        self.requests.border()
+        adopt_versions(self.drafter, self.rows, self.on_event)
+        self.requests.admit()
         if not self.rows:
-            return self.worker.work(0.0, idle=True) if self.worker is not None else False
+            return self._fill_gap(0.0, idle=True)
         try:
             self._round(begin)
         except Exception as error:
             log.exception("step failed; its requests are answered with an error")
-            self._fail_all(error)
+            self.on_event(Event("step_failed", BASE_DOMAIN, repr(error), {"rows": len(self.rows)}))
+            self.requests.fail_all(error)
         busy = time.perf_counter() - begin
         self.busy_seconds += busy
         self.steps += 1
-        if self.worker is not None:
-            self.worker.work(busy, idle=False)
+        self._fill_gap(busy, idle=False)
         return True
+
+    def _fill_gap(self, busy: float, idle: bool) -> bool:
+        self.worker, worked = work_in_gap(self.worker, busy, idle, self.on_event)
+        return worked
 
     def _round(self, begin: float) -> None:
         decoding = [row for row in self.rows if row.decoding]
         proposals = self._propose(decoding)
         batch, verifying = self._plan(decoding, proposals)
         started = time.perf_counter()
-        output = self.target.forward(self.cache, [item for _, item in batch])
         tokens = sum(len(item.tokens) for _, item in batch)
+        output, verifying = run_pass(self.target, self.cache, batch, verifying, self.on_event)
         self.costs.record(tokens, (time.perf_counter() - started) * 1e3)
-        verdicts = self._verify(batch, output, verifying)
+        verdicts = verify_each(self._verify, batch, output, verifying)
         self._commit(batch, output, verifying, verdicts)
-        self._observe(decoding, proposals, verdicts)
+        feed_back(self.drafter, decoding, proposals, verdicts)
         self._share_time(batch, tokens, time.perf_counter() - begin)
-        self._retire()
-
-    def _run_calls(self) -> None:
-        while not self._calls.empty():
-            work, future = self._calls.get()
-            try:
-                future.set_result(work())
-            except Exception as error:
-                future.set_exception(error)
-
-    def _cancel(self) -> None:
-        ids, waiting = self.intake.take_cancelled()
-        for submission in waiting:
-            self._answer_unstarted(submission, FinishReason.CANCELLED, None)
-        for row in [row for row in self.rows if row.request.request_id in ids]:
-            row.cancelled = True
-            self._end(row, FinishReason.CANCELLED)
-
-    def _swap(self) -> None:
-        if self.drafter is None:
-            return
-        for swap in self.drafter.swap():
-            numbers = {**swap.numbers, "old": swap.old, "new": swap.new}
-            self.on_event(Event("swap", swap.domain, swap.reason, numbers))
-            for row in self.rows:
-                if row.draft.domain == swap.domain and row.decoding:
-                    row.note_version(swap.new)
-
-    def _admit(self) -> None:
-        while len(self.rows) < self.slots:
-            submission = self.intake.take()
-            if submission is None:
-                return
-            request = submission.request
-            try:
-                self.rows.append(self._start(submission, request))
-            except PolydraftError as error:
-                self._answer_unstarted(submission, FinishReason.ERROR, error)
-
-    def _start(self, submission: Submission, request: GenerationRequest) -> Row:
-        params = request.sampling
-        check_params(params, self.target.vocab_size, self.target.eos_token_ids)
-        processor = self._processor(submission) if processes_logits(params) else None
-        noise = None
-        if params.temperature > 0:
-            seed = fresh_seed() if params.seed is None else params.seed
-            noise = RequestNoise(seed, params.choice, self.target.vocab_size)
-        shared = self.settings.verification == "invariant"
-        output = OutputStream(self.tokenizer, params, self.target.eos_token_ids)
-        slot = self.cache.acquire()
-        draft = DraftRow(
-            request_id=request.request_id,
-            domain=BASE_DOMAIN,
-            tokens=list(request.prompt_ids),
-            prompt_length=len(request.prompt_ids),
-            temperature=params.temperature,
-            noise=noise if shared or noise is None else noise.draft,
-            store=request.store,
-            noise_is_shared=shared,
-            sources=params.sources,
-        )
-        row = Row(submission, slot, draft, output, self.assigner.assign(request), noise, processor)
-        row.keep_evidence = request.store and self.settings.evidence_k > 0 and self.wants_evidence()
-        self._bind_features(row)
-        return row
-
-    def _processor(self, submission: Submission) -> LogitsProcessor:
-        request, target, grammar = submission.request, self.target, submission.grammar
-        if grammar is None and request.sampling.response_format is not None:
-            grammar = self.grammars.compile(request.sampling.response_format)
-        return LogitsProcessor(
-            request.sampling,
-            request.prompt_ids,
-            target.eos_token_ids,
-            target.vocab_size,
-            target.device,
-            grammar,
-        )
-
-    def _bind_features(self, row: Row) -> None:
-        if self.cache.features is not None:
-            row.draft.features = self.cache.features[row.slot]
+        self.requests.retire()
 
     def _propose(self, decoding: list[Row]) -> list[Proposal]:
         for row in self.rows:
-            row.settle_domain(self._version)
+            row.settle_domain(self.version_of)
         if self.drafter is None or not decoding:
             return [EMPTY] * len(decoding)
         limits = [self._limit(row) for row in decoding]
         price = Price(len(decoding), self.costs.ms, self.settings.fixed_k)
         try:
-            proposals = self.drafter.propose([row.draft for row in decoding], limits, price)
+            found = self.drafter.propose([row.draft for row in decoding], limits, price)
+            proposals = [proposal for proposal, _ in zip(found, decoding, strict=True)]
         except Exception:
             log.exception("drafting failed; this step decodes plainly")
             return [EMPTY] * len(decoding)
@@ -263,7 +196,8 @@ class Engine:
                 return EMPTY
         return proposal
 
-    def _version(self, domain: str) -> int:
+    def version_of(self, domain: str) -> int:
+        """The expert version that serves ``domain`` now."""
         return 0 if self.drafter is None else self.drafter.version(domain)
 
     def _limit(self, row: Row) -> int:
@@ -287,7 +221,7 @@ class Engine:
             batch.append((row, PassRow(row.slot, row.processed, tokens, parents)))
         budget = self.settings.prefill_chunk
         for row in self.rows:
-            if row.decoding or budget <= 0:
+            if row.decoding or budget <= 0 or not self.requests.ready_to_prefill(row):
                 continue
             chunk = row.draft.tokens[row.processed : row.processed + budget]
             budget -= len(chunk)
@@ -342,13 +276,19 @@ class Engine:
             path = list(verdict.path)
             first = output.offsets[index]
             places = [first, *(first + 1 + node for node in path)]
-            kept = self._emit(row, verdict, verifying[index], output.logits, places)
+            try:
+                kept = self._emit(row, verdict, verifying[index], output.logits, places)
+            except Exception as error:
+                fail_row(row, error)
+                continue
             if item.parents is None:
                 row.processed += len(item.tokens) - len(verifying[index]) + len(path)
                 self.cache.commit(row.slot, row.processed)
             else:
                 self.cache.commit_path(row.slot, item.start, [0, *(node + 1 for node in path)])
                 row.processed += 1 + len(path)
+            if len(row.rounds) == 1:
+                self.requests.keep_prefix(row)
             kept_logits.append((row, places[:kept]))
         self._keep_evidence(output, kept_logits)
 
@@ -392,81 +332,11 @@ class Engine:
             keep_evidence(output.logits, kept, self.settings.evidence_k)
             self.evidence_seconds += time.perf_counter() - begin
 
-    def _observe(self, decoding: list[Row], proposals: list[Proposal], verdicts: dict[int, Verdict]) -> None:
-        """Feed back only the tokens that were kept, for every row that is still running."""
-        if self.drafter is None or not decoding:
-            return
-        rows: list[DraftRow] = []
-        emitted: list[Sequence[int]] = []
-        for index, row in enumerate(decoding):
-            rows.append(row.draft)
-            count = row.rounds[-1].emitted if index in verdicts else 0
-            emitted.append(row.draft.tokens[len(row.draft.tokens) - count :] if count else ())
-        self.drafter.observe(rows, proposals, emitted)
-
     def _share_time(self, batch: list[tuple[Row, PassRow]], tokens: int, seconds: float) -> None:
         for row, item in batch:
             row.seconds += seconds * len(item.tokens) / tokens
 
-    def _retire(self) -> None:
-        """End finished and failed rows; only now, since ending one moves others to new slots."""
-        for row in [row for row in self.rows if row.finish is not None]:
-            assert row.finish is not None
-            self._end(row, row.finish, row.error)
-
-    def _end(self, row: Row, reason: FinishReason, error: PolydraftError | None = None) -> None:
-        """Free the row's slot, hand its record to whoever learns or waits."""
-        row.settle_domain(self._version)
-        failed = error is not None or row.cancelled
-        if failed:
-            row.draft.store = False
-        tail = row.output.close() if error is None else ""
-        if tail:
-            row.submission.on_tokens(tail, (), ())
-        record = row.record(reason, None if failed else self._features(row))
-        if self.drafter is not None:
-            try:
-                self.drafter.finish(row.draft)
-            except Exception:
-                log.exception(
-                    "a draft failed to learn from request %s; its answer stands", row.draft.request_id
-                )
-        self.rows.remove(row)
-        moved = self.cache.release(row.slot)
-        if moved is not None:
-            other = next(item for item in self.rows if item.slot == moved)
-            other.slot = row.slot
-            self._bind_features(other)
-        if not failed:
-            for observer in self.observers:
-                observer.take(record)
-        row.submission.on_done(Outcome(record, row.output.text, error))
-
-    def _features(self, row: Row) -> torch.Tensor | None:
-        if self.cache.features is None or not row.evidence:
-            return None
-        return self.cache.features[row.slot, : len(row.draft.tokens) - 1].to("cpu", torch.float16, copy=True)
-
-    def _answer_unstarted(
-        self, submission: Submission, reason: FinishReason, error: PolydraftError | None
-    ) -> None:
-        request = submission.request
-        row = Row(
-            submission,
-            -1,
-            DraftRow(request.request_id, BASE_DOMAIN, list(request.prompt_ids), len(request.prompt_ids)),
-            OutputStream(self.tokenizer, request.sampling, self.target.eos_token_ids),
-            self.assigner.assign(request),
-        )
-        submission.on_done(Outcome(row.record(reason, None), "", error))
-
-    def _fail_all(self, error: Exception) -> None:
-        shown = error if isinstance(error, PolydraftError) else PolydraftError(f"the step failed: {error!r}")
-        self.on_event(Event("step_failed", BASE_DOMAIN, str(shown)))
-        for row in list(self.rows):
-            with contextlib.suppress(IntegrityError):
-                self._end(row, FinishReason.ERROR, shown)
-
     def check(self) -> None:
         """Audit the engine's books; raises :class:`IntegrityError` with both sides of what differs."""
         check_books(self.cache, self.rows)
+        self.requests.check()

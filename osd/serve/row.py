@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -25,6 +27,8 @@ from osd.types import (
     TokenLogprob,
 )
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -39,15 +43,17 @@ class Outcome:
 class Submission:
     """A request together with the callbacks of whoever waits for it.
 
-    Callbacks run on the engine's thread and must only hand over (a queue, a future). ``on_tokens`` gets text,
-    token ids, and a log-probability a token where the request asked for them. ``grammar`` is the compiled
-    ``response_format``; the engine compiles it itself, in its own time, where it is missing.
+    Callbacks run on the engine's thread and must only hand over (a queue, a future). One that raises ends
+    its own request only. ``on_tokens`` gets text, token ids, and a log-probability a token where the request
+    asked for them. ``grammar`` is the compiled ``response_format``; the engine compiles it itself, in its own
+    time, where it is missing. ``deadline`` (``time.monotonic()`` seconds) is set by the intake.
     """
 
     request: GenerationRequest
     on_tokens: Callable[[str, tuple[int, ...], tuple[TokenLogprob, ...]], None]
     on_done: Callable[[Outcome], None]
     grammar: Grammar | None = None
+    deadline: float = math.inf
 
 
 @dataclass
@@ -56,7 +62,8 @@ class Row:
 
     ``slot`` is the row's place in the cache and changes when rows are compacted. ``processed`` counts
     the tokens whose keys the target's cache holds; during prefill it grows by chunks, afterwards it
-    is ``len(draft.tokens) - 1``.
+    is ``len(draft.tokens) - 1``. The first ``cached_tokens`` of them were reused, not computed;
+    ``prefix_read`` says that the prefix store has been asked.
     """
 
     submission: Submission
@@ -67,6 +74,8 @@ class Row:
     noise: RequestNoise | None = None
     processor: LogitsProcessor | None = None
     processed: int = 0
+    cached_tokens: int = 0
+    prefix_read: bool = False
     rounds: list[Round] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     evidence: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
@@ -101,6 +110,12 @@ class Row:
         if self.settled or not self.assignment.done():
             return
         self.settled = True
+        try:
+            self.assignment.result()
+        except Exception:
+            log.exception("routing failed for request %s; the base domain serves it", self.draft.request_id)
+            self.assignment = Future()
+            self.assignment.set_result(Assignment())
         self.draft.domain = self.assignment.result().domain
         if self.prefilled_at is not None:
             self.routing_wait = time.monotonic() - self.prefilled_at
@@ -130,6 +145,7 @@ class Row:
             versions=tuple(self.versions),
             evidence=evidence,
             features=features,
+            cached_tokens=self.cached_tokens,
             seconds=self.seconds,
             routing_wait=self.routing_wait,
             first_token_seconds=(self.first_token or now) - self.request.arrived,

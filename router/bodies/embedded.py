@@ -123,6 +123,9 @@ class Engine:
                 prefill_chunk=config.engine.prefill_chunk,
                 max_depth=config.drafts.max_depth,
                 verification=config.engine.verification,
+                prefix_cache_tokens=config.engine.prefix_cache_tokens,
+                max_tokens_in_flight=config.engine.max_tokens_in_flight,
+                request_timeout=config.engine.request_timeout,
             ),
         )
         self.costs = LearningCost(self.core, self.parts, self.router)
@@ -247,9 +250,6 @@ class Engine:
         if domain is not None:
             self.router.check_domain(domain)
         ids, text = self._prompts.build(prompt, messages, template)
-        room = self._prompts.limit - len(ids)
-        if params.max_tokens > room:
-            params = params.model_copy(update={"max_tokens": room})
         request = GenerationRequest(
             request_id=request_id or f"{next(self._ids)}-{uuid.uuid4().hex[:8]}",
             prompt_ids=ids,
@@ -260,6 +260,7 @@ class Engine:
         )
         wanted = params.response_format
         grammar = None if wanted is None else self.core.grammars.compile(wanted)
+        request = self.core.requests.admission.cut(request)
         handle = RequestHandle(request.request_id, self.core.intake.cancel)
         self.core.intake.put(Submission(request, handle.push, handle.finish, grammar))
         return handle
@@ -302,7 +303,7 @@ class Engine:
         return result
 
     def set_mode(self, *, sources: tuple[str, ...] | None, learn: bool, k: int | None) -> None:
-        """Switch drafts and learning at a step border, no request running.
+        """Switch drafts and learning at a step border, no request running; stored prefixes are forgotten.
 
         Args:
             sources: Sources to use of those built, ``None`` for all, ``()`` for plain decoding.
@@ -319,6 +320,7 @@ class Engine:
 
     def _apply_mode(self, sources: tuple[str, ...], learn: bool, fixed_k: int | None) -> None:
         learn = learn and self._may_learn
+        self.core.prefixes.clear()
         mixture, scheduler = self.parts.mixture, self.parts.scheduler
         mixture.learn = learn
         mixture.only = None if sources == self._sources(None) else frozenset(sources)
@@ -341,6 +343,7 @@ class Engine:
         report = self.stats_of.snapshot(extras, list(extras))
         report["learning"] = self.costs.as_dict()
         report["running"], report["waiting"] = len(self.core.rows), len(self.core.intake)
+        report["prefix_cache"] = self.core.prefixes.as_dict()
         report["k"] = {"step_ms": self.core.costs.as_dict(), "drift": self.core.costs.drift}
         return report
 

@@ -28,6 +28,7 @@ def completion_of(outcome: Outcome) -> Completion:
         total_seconds=record.total_seconds,
         first_token_seconds=record.first_token_seconds,
         routing_wait=record.routing_wait,
+        cached_tokens=record.cached_tokens,
         error=None if outcome.error is None else str(outcome.error),
         logprobs=record.logprobs,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import cache
@@ -79,6 +80,9 @@ def make_engine(source: Source | None = None, kind: str = "llama", **changes: An
         prefill_chunk=changes.pop("prefill_chunk", 16),
         fixed_k=changes.pop("fixed_k", 4),
         evidence_k=changes.pop("evidence_k", 0),
+        prefix_cache_tokens=changes.pop("prefix_cache_tokens", 0),
+        max_tokens_in_flight=changes.pop("max_tokens_in_flight", None),
+        request_timeout=changes.pop("request_timeout", None),
     )
     drafter = changes.pop("drafter", None)
     if drafter is None and source is not None:
@@ -103,9 +107,19 @@ class Client:
         self.texts: dict[str, str] = {}
         self.logprobs: dict[str, list[TokenLogprob]] = {}
 
-    def submit(self, name: str, prompt: Sequence[int], domain: str | None = None, **sampling: Any) -> None:
+    def submit(
+        self,
+        name: str,
+        prompt: Sequence[int],
+        domain: str | None = None,
+        store: bool = True,
+        arrived: float = 0.0,
+        **sampling: Any,
+    ) -> None:
         params = SamplingParams(**{"max_tokens": 24, **sampling})
-        request = GenerationRequest(name, tuple(prompt), params, domain=domain)
+        request = GenerationRequest(
+            name, tuple(prompt), params, domain=domain, store=store, arrived=arrived or time.monotonic()
+        )
         self.texts[name] = ""
         self.logprobs[name] = []
 

@@ -1,0 +1,192 @@
+"""The prefix store: keys, values and features of texts that were computed once and are read again.
+
+A system prompt that many requests share, or the earlier turns of a conversation, need not be computed again:
+what the target wrote for those tokens is copied into the new row, bit for bit. The unit is a block of
+``BLOCK`` tokens whose key is its tokens together with the block before it, so that a block can only be found
+behind exactly the text it was computed behind (the idea of RadixAttention, arXiv 2312.07104, section 3, in
+blocks). Keys are compared, not only hashed: no collision can hand one text's keys to another.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from drafts.errors import IntegrityError
+from osd.serve.cache import SlotCache
+
+BLOCK = 16
+"""Tokens a block. Smaller ones find more of a shared text and cost more bookkeeping."""
+
+_START = -1
+_Key = tuple[int, tuple[int, ...]]
+
+
+class PrefixStore:
+    """Blocks of committed texts in a pool of fixed size, the least recently used given up first.
+
+    Only committed tokens enter, never a draft's. Features enter with their keys, so a row that begins with
+    reused blocks gives drafts and buffers the same hidden states as one that computed them (case A26).
+
+    Args:
+        cache: The slot cache that blocks are copied from and to; the pool has its layers, types and device.
+        tokens: Room in tokens, rounded down to whole blocks; 0 keeps nothing.
+    """
+
+    def __init__(self, cache: SlotCache, tokens: int) -> None:
+        self._cache = cache
+        self.blocks = max(tokens, 0) // BLOCK
+        room = self.blocks * BLOCK
+        self._pools: list[Tensor] = [
+            pair.new_empty(2, pair.shape[2], room, pair.shape[4]) for pair in cache.pairs if room
+        ]
+        self._features = None
+        if cache.features is not None and room:
+            self._features = cache.features.new_empty(room, cache.features.shape[-1])
+        self._index: dict[_Key, int] = {}
+        self._keys: OrderedDict[int, _Key] = OrderedDict()
+        self._free = list(range(self.blocks))
+        self.requests = 0
+        self.hits = 0
+        self.tokens_reused = 0
+
+    @property
+    def bytes(self) -> int:
+        """Memory of the pool, which is reserved once and never grows."""
+        kept = self._pools if self._features is None else [*self._pools, self._features]
+        return sum(pool.numel() * pool.element_size() for pool in kept)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens held now."""
+        return len(self._keys) * BLOCK
+
+    def match(self, tokens: Sequence[int]) -> list[int]:
+        """Blocks of the longest stored prefix of a prompt, its last token never among them.
+
+        The last token must be processed in any case: its logits are what the first output token comes from.
+        """
+        return self._chain(tokens, (len(tokens) - 1) // BLOCK)
+
+    def load(self, row: int, blocks: Sequence[int]) -> int:
+        """Copy stored blocks into the empty cache row ``row`` and commit them; returns their tokens."""
+        self.requests += self.blocks > 0
+        if not blocks:
+            return 0
+        length = len(blocks) * BLOCK
+        self._cache.reserve(row, 0, length)
+        places = self._places(blocks)
+        for pair, pool in zip(self._cache.pairs, self._pools, strict=True):
+            pair[:, row, :, :length] = pool.index_select(2, places)
+        if self._features is not None and self._cache.features is not None:
+            self._cache.features[row, :length] = self._features.index_select(0, places)
+        self._cache.commit(row, length)
+        self._touch(blocks)
+        self.hits += 1
+        self.tokens_reused += length
+        return length
+
+    def keep(self, row: int, tokens: Sequence[int]) -> None:
+        """Store the whole blocks of ``tokens``, the committed and processed text of cache row ``row``.
+
+        Raises:
+            IntegrityError: The row holds fewer tokens than are to be stored.
+        """
+        wanted = len(tokens) // BLOCK
+        if not self.blocks or not wanted:
+            return
+        if len(tokens) > self._cache.lengths[row]:
+            raise IntegrityError(f"row {row}: {len(tokens)} tokens, {self._cache.lengths[row]} committed")
+        chain = self._chain(tokens, wanted)
+        self._touch(chain)
+        known = len(chain)
+        while len(chain) < wanted:
+            block = self._claim(chain)
+            if block is None:
+                break
+            key = (chain[-1] if chain else _START, _part(tokens, len(chain)))
+            self._index[key] = block
+            self._keys[block] = key
+            chain.append(block)
+        if len(chain) > known:
+            self._copy_out(row, chain, known)
+            self._touch(chain)
+
+    def clear(self) -> None:
+        """Forget everything, for example so that no arm of a comparison reuses what another computed."""
+        self._index.clear()
+        self._keys.clear()
+        self._free = list(range(self.blocks))
+
+    def as_dict(self) -> dict[str, int]:
+        """Counters for the statistics."""
+        return {
+            "requests": self.requests,
+            "hits": self.hits,
+            "tokens_reused": self.tokens_reused,
+            "tokens_held": self.tokens,
+            "tokens_room": self.blocks * BLOCK,
+            "bytes": self.bytes,
+        }
+
+    def check(self) -> None:
+        """Audit the books.
+
+        Raises:
+            IntegrityError: With both sides of the broken equation.
+        """
+        used, free = len(self._keys), len(self._free)
+        if used + free != self.blocks or set(self._keys) & set(self._free) or len(set(self._free)) != free:
+            raise IntegrityError(f"prefix store: {used} used + {free} free blocks, {self.blocks} in all")
+        if self._index != {key: block for block, key in self._keys.items()}:
+            raise IntegrityError(f"prefix store: {len(self._index)} keys lead to {used} blocks")
+        age = {block: at for at, block in enumerate(self._keys)}
+        for block, (parent, _) in self._keys.items():
+            if parent != _START and age.get(parent, -1) < age[block]:
+                raise IntegrityError(f"prefix store: block {block} outlives {parent}, which it continues")
+
+    def _chain(self, tokens: Sequence[int], most: int) -> list[int]:
+        found: list[int] = []
+        parent = _START
+        for at in range(most if self._index else 0):
+            block = self._index.get((parent, _part(tokens, at)))
+            if block is None:
+                break
+            found.append(block)
+            parent = block
+        return found
+
+    def _claim(self, chain: Sequence[int]) -> int | None:
+        """A block to write: a free one, else the least recently used; ``None`` if that is the chain's own."""
+        if self._free:
+            return self._free.pop()
+        oldest = next(iter(self._keys))
+        if oldest in chain:
+            return None
+        del self._index[self._keys.pop(oldest)]
+        return oldest
+
+    def _touch(self, chain: Sequence[int]) -> None:
+        """Mark as used, ends first: so the oldest block of all is never one that another continues."""
+        for block in reversed(chain):
+            self._keys.move_to_end(block)
+
+    def _copy_out(self, row: int, chain: Sequence[int], known: int) -> None:
+        places = self._places(chain[known:])
+        span = slice(known * BLOCK, len(chain) * BLOCK)
+        for pair, pool in zip(self._cache.pairs, self._pools, strict=True):
+            pool.index_copy_(2, places, pair[:, row, :, span])
+        if self._features is not None and self._cache.features is not None:
+            self._features.index_copy_(0, places, self._cache.features[row, span])
+
+    def _places(self, blocks: Sequence[int]) -> Tensor:
+        """int64 ``[tokens]``: where the blocks' tokens lie in the pool."""
+        first = torch.tensor(list(blocks), device=self._cache.pairs[0].device)[:, None] * BLOCK
+        return (first + torch.arange(BLOCK, device=first.device)).flatten()
+
+
+def _part(tokens: Sequence[int], at: int) -> tuple[int, ...]:
+    return tuple(tokens[at * BLOCK : (at + 1) * BLOCK])
