@@ -5,7 +5,8 @@ answers requests of random shape: prompts that begin alike or not, greedy and sa
 that are cancelled (waiting, in prefill, running), that run out of time, are too long, cannot start, break the
 pass, give no finite logits, or whose receiver fails. After every step the engine audits its books. Every
 answer must be the beginning of what the same request gives alone, without drafts and stored prefixes, and
-all of it where nothing ended it early. A step is one second of the engine's clock, so a seed gives one run.
+all of it where nothing ended it early. A step is one second of the engine's clock. Seeds fix what is asked
+of the engine, not how deep it speculates, which follows measured time; so two runs differ in their steps.
 
     python benchmarks/soak.py --requests 10000 --seed 0 --json soak.json
 
