@@ -4,11 +4,12 @@ import functools
 import itertools
 import json
 
+import numpy as np
 import pytest
 import torch
 
 from drafts.errors import InvalidValueError
-from drafts.proposal import ROOT, Proposal
+from drafts.proposal import EMPTY, POINT_MASS, ROOT, DraftDistribution, Proposal
 from osd.serve.grammar import Grammar, GrammarCompiler, GrammarError
 from osd.serve.load import build_target
 from osd.serve.processor import LogitsProcessor
@@ -309,9 +310,18 @@ def test_pruning_drops_exactly_the_nodes_that_the_grammar_forbids():
     assert pruned.tokens == (quote, a, b, c, quote)
     assert pruned.parents == (ROOT, 0, 1, 1, 3)
     assert pruned.sources == tuple("suvwy")
+    told = Proposal(tokens, parents, tuple("stuvwxyz"), (0.5,) * 8, (POINT_MASS,) * 8)
+    assert grammar.prune(told).distributions == (POINT_MASS,) * 5
     for token in ids('"ab"'):
         grammar.advance(token)
     assert len(grammar.prune(Proposal.chain([a, END], "x", [0.5, 0.5]))) == 0
+
+
+def test_a11_a_drawn_proposal_is_given_up_rather_than_chosen_by_what_was_drawn():
+    grammar = compiler().compile(wanted({"enum": ["ab", "ac"]}))
+    q = DraftDistribution(np.array([*ids('"'), *ids("a")]), np.array([0.5, 0.5]))
+    for first in ('"', "a"):
+        assert grammar.prune(Proposal.chain(ids(first), "head", [0.5], [q])) is EMPTY
 
 
 @pytest.mark.parametrize(
