@@ -35,6 +35,11 @@ class TargetConfig(_Config):
         description="Forward pass: lean is our own for the Llama, Qwen and Gemma families, generic is "
         "Hugging Face's for all others, auto takes the lean one where it gives equal logits.",
     )
+    numerics: Literal["fast", "strict"] = Field(
+        default="fast",
+        description="fast chooses kernels by timing, so that near ties may fall otherwise in another batch; "
+        "strict gives a request the same bits in any batch, at a price (docs/exactness.md).",
+    )
     cache_dir: Path | None = Field(
         default=None,
         description="Folder for converted weights; null is polydraft's folder in the user's cache.",
