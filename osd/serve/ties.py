@@ -23,7 +23,7 @@ from osd.types import SamplingParams
 BOUNDS = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 0.06, torch.bfloat16: 0.5}
 """By dtype of the weights, the most by which rounding may move one raw score against another.
 
-For scores of some tens, as language models give: 1e-3 is about 300 units in the last place of a float32
+For scores of some tens, as language models give: 1e-3 is about 500 units in the last place of a float32
 score of 30; a bfloat16 score of 30 is itself a multiple of 0.125.
 """
 
