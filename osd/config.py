@@ -40,6 +40,11 @@ class TargetConfig(_Config):
         description="int8 rounds the weights of the linear layers (and, row by row, their inputs) to eight "
         "bits with torchao; answers are then exactly those of the quantised model.",
     )
+    numerics: Literal["fast", "strict"] = Field(
+        default="fast",
+        description="fast chooses kernels by timing, so that near ties may fall otherwise in another batch; "
+        "strict gives a request the same bits in any batch, at a price (docs/exactness.md).",
+    )
     cache_dir: Path | None = Field(
         default=None,
         description="Folder for converted weights; null is polydraft's folder in the user's cache.",

@@ -16,11 +16,13 @@ from osd.serve.generic import GenericTarget, unsupported
 from osd.serve.lean import LeanTarget, lean_obstacle
 from osd.serve.probe import probe
 from osd.serve.quantize import quantise
+from osd.serve.strict_check import strict_target
 from osd.serve.target import TargetModel
 
 logger = logging.getLogger(__name__)
 
 FORWARDS = ("auto", "lean", "generic")
+NUMERICS = ("fast", "strict")
 
 
 def load_target(
@@ -31,6 +33,7 @@ def load_target(
     cache_dir: Path | None = None,
     feature_layers: Sequence[int] | None = None,
     quantization: str = "none",
+    numerics: str = "fast",
 ) -> tuple[TargetModel, Any]:
     """Load a target and its tokenizer, choose the forward, and probe it.
 
@@ -42,6 +45,7 @@ def load_target(
         cache_dir: Where the embedded target is converted to.
         feature_layers: Layers whose hidden states are kept, see :class:`TargetModel`.
         quantization: ``none``, or ``int8`` for :mod:`osd.serve.quantize`.
+        numerics: ``fast``, or ``strict``: the same bits whatever else a pass computes.
 
     Raises:
         InvalidValueError: The model is not there, is no causal LM, or cannot be served over slots.
@@ -49,6 +53,12 @@ def load_target(
     """
     if forward not in FORWARDS:
         raise InvalidValueError("target.forward", forward, f"one of {', '.join(FORWARDS)}")
+    if numerics not in NUMERICS:
+        raise InvalidValueError("target.numerics", numerics, f"one of {', '.join(NUMERICS)}")
+    if numerics == "strict" and quantization != "none":
+        raise InvalidValueError(
+            "target.numerics", numerics, f"fast where target.quantization is {quantization}"
+        )
     place = resolve_device(device)
     number = resolve_dtype(dtype, place)
     folder = str(embedded_folder(cache_dir)) if model == EMBEDDED else _checked(model)
@@ -61,19 +71,29 @@ def load_target(
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=model == EMBEDDED)
     except (OSError, ValueError) as error:
         raise InvalidValueError("target.model", model, f"its tokenizer cannot be loaded ({error})") from error
-    return build_target(plain, name=model, forward=forward, feature_layers=feature_layers), tokenizer
+    target = build_target(
+        plain, name=model, forward=forward, feature_layers=feature_layers, numerics=numerics
+    )
+    return target, tokenizer
 
 
 def build_target(
-    plain: Any, *, name: str, forward: str = "auto", feature_layers: Sequence[int] | None = None
+    plain: Any,
+    *,
+    name: str,
+    forward: str = "auto",
+    feature_layers: Sequence[int] | None = None,
+    numerics: str = "fast",
 ) -> TargetModel:
     """A probed target over an already loaded Hugging Face model.
 
     Raises:
-        InvalidValueError: The model cannot be served by the forward asked for.
+        InvalidValueError: The model cannot be served by the forward or with the numerics asked for.
     """
     plain.eval().requires_grad_(False)
     obstacle = "not asked for" if forward == "generic" else lean_obstacle(plain)
+    if numerics == "strict":
+        return _strict(plain, name, feature_layers, obstacle)
     if obstacle is None:
         lean = LeanTarget(plain, name=name, feature_layers=feature_layers)
         result = probe(lean)
@@ -98,6 +118,19 @@ def build_target(
             f"(allowed {result.allowed:.3g}) in: {result.where}",
         )
     return target
+
+
+def _strict(plain: Any, name: str, feature_layers: Sequence[int] | None, obstacle: str | None) -> TargetModel:
+    """Strict numerics need the lean forward: no other leaves the shapes of a pass to us."""
+    if obstacle is None:
+        target = strict_target(plain, name=name, feature_layers=feature_layers)
+        result = probe(target)
+        if result.ok:
+            return target
+        obstacle = f"logits differ by {result.worst:.3g} (allowed {result.allowed:.3g}) in: {result.where}"
+    raise InvalidValueError(
+        "target.numerics", "strict", f"fast for {name!r}, which the lean forward does not run ({obstacle})"
+    )
 
 
 def hf_model(target: TargetModel) -> Any:

@@ -16,7 +16,7 @@ from router.app.compare import SPECULATIVE, Comparison, block_size, sample, spli
 from router.app.inflight import Served
 from router.app.summary import LearningShare, event_dict, output_line, summarise
 from router.app.traffic import TrafficItem
-from router.app.verify_replay import Verification, require_greedy, verify
+from router.app.verify_replay import Verification, verify
 
 LOOK_EVERY = 1.0
 """Seconds between two looks at the engine's events and domains, in every arm alike."""
@@ -66,8 +66,6 @@ class ReplaySettings:
                 raise InvalidValueError(name, value, f"at least {least}")
         if not 0 <= self.temperature <= 10:
             raise InvalidValueError("--temperature", self.temperature, "0 (greedy) to 10")
-        if self.verify:
-            require_greedy(self.temperature)
 
 
 class Listener(Protocol):
@@ -166,6 +164,7 @@ class Replay:
                 settings.verify,
                 settings.max_tokens,
                 lambda done, total: self.listener.advance(done),
+                settings.temperature,
             )
         return summarise(
             self.served,

@@ -165,6 +165,7 @@ class Engine:
                 wanted.forward,
                 wanted.cache_dir,
                 quantization=wanted.quantization,
+                numerics=wanted.numerics,
             )
             return cls(loaded, target, tokenizer, options, thread)
 

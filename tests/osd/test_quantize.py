@@ -106,3 +106,8 @@ def test_an_unknown_quantization_is_refused(tmp_path) -> None:
     tiny_model().save_pretrained(tmp_path)
     with pytest.raises(InvalidValueError, match=r"target\.quantization.*int4"):
         load_target(str(tmp_path), device="cpu", quantization="int4")
+
+
+def test_strict_numerics_are_refused_by_name() -> None:
+    with pytest.raises(InvalidValueError, match=r"target\.numerics.*strict.*fast where target\.quantization"):
+        load_target(quantization="int8", numerics="strict")

@@ -81,7 +81,6 @@ def test_mistakes_are_one_message_and_exit_code_two(monkeypatch, capsys, tmp_pat
     assert "none.jsonl" in failing(monkeypatch, capsys, *replay)
     assert "known: generate, plain" in failing(monkeypatch, capsys, *replay, "--compare", "vllm")
     assert "auto or a number" in failing(monkeypatch, capsys, *replay, "--k", "many")
-    assert "greedy" in failing(monkeypatch, capsys, *replay, "--verify", "3", "--temperature", "1")
     assert "--concurrency" in failing(monkeypatch, capsys, *replay, "--concurrency", "0")
     traffic = tmp_path / "bad.jsonl"
     traffic.write_text('{"prompt": "a"}\n{"prompt": 1}\n')

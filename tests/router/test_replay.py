@@ -137,6 +137,7 @@ def test_verification_passes_true_answers_and_counts_wrong_ones() -> None:
         "checked": 10,
         "mismatched": 0,
         "ties": 0,
+        "borders": 0,
         "tokens": 0,
         "ties_share": 0.0,
         "mismatches": [],
@@ -165,9 +166,21 @@ def test_an_answer_that_goes_on_past_its_end_is_a_mismatch() -> None:
     assert run(late, count=3, verify=3)["verify"]["mismatched"] == 3
 
 
-def test_verification_needs_greedy_answers_and_options_are_checked() -> None:
+def test_sampled_answers_are_checked_with_the_noise_of_their_seeds() -> None:
+    engine = FakeEngine()
+    engine.model.gap = 200.0
+    sure = run(engine, verify=4, temperature=0.8)["verify"]
+    assert (sure["checked"], sure["mismatched"], sure["ties"], sure["borders"]) == (4, 0, 0, 0)
+    assert sure["tokens"] > 0
+    engine.model.gap = 0.0
+    chance = run(engine, verify=4, temperature=0.8)["verify"]
+    assert chance["mismatched"] == 4
+    assert chance["mismatches"][0]["reason"] == "not the sample of its seed"
+
+
+def test_options_are_checked() -> None:
     for bad in (
-        {"verify": 1, "temperature": 0.5},
+        {"verify": -1},
         {"concurrency": 0},
         {"temperature": -1.0},
         {"compare_limit": 0},

@@ -230,6 +230,15 @@ def test_a_replay_is_lossless_and_its_baselines_agree(concurrency: int) -> None:
     assert 0 <= result["learning"]["share_of_busy_time"] <= 1
 
 
+def test_sampled_answers_pass_the_check_against_the_plain_model() -> None:
+    items = parse_traffic([json.dumps({"prompt": f"{PROMPTS[i % 4]} {i}"}) for i in range(8)])
+    settings = ReplaySettings(concurrency=3, max_tokens=16, temperature=0.9, verify=8, seed=2)
+    with tiny_engine(slots=3) as engine:
+        checked = replay(engine, items, settings)["verify"]
+    assert (checked["checked"], checked["mismatched"]) == (8, 0)
+    assert checked["tokens"] >= 8
+
+
 def test_frozen_plain_and_fixed_k_replays_give_the_same_tokens() -> None:
     items = parse_traffic([json.dumps({"prompt": f"{PROMPTS[i % 4]} {i}"}) for i in range(8)])
     texts = []

@@ -27,7 +27,7 @@ def replay(
         int | None, typer.Option(min=1, help="Compare on a seeded sample of N prompts, served last.")
     ] = None,
     verify: Annotated[
-        int, typer.Option(min=0, help="Check N greedy answers against the plain Hugging Face model.")
+        int, typer.Option(min=0, help="Check N answers against the plain Hugging Face model.")
     ] = 0,
     freeze: Annotated[bool, typer.Option("--freeze", help="Turn all learning off.")] = False,
     seed: Annotated[int, typer.Option(help="Seed; every request gets its own from it.")] = 0,
