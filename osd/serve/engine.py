@@ -18,7 +18,7 @@ from drafts.kinds.base import DraftRow
 from drafts.proposal import EMPTY, Price, Proposal
 from osd.ports import Assigner, Drafter, Observer, Worker
 from osd.serve.audit import check_books
-from osd.serve.controller import StepCosts
+from osd.serve.controller import StepCosts, why_silent
 from osd.serve.detokenize import OutputStream
 from osd.serve.evidence import keep_evidence
 from osd.serve.intake import Intake
@@ -131,7 +131,9 @@ class Engine:
         started = time.perf_counter()
         output = self.target.forward(self.cache, [item for _, item in batch])
         tokens = sum(len(item.tokens) for _, item in batch)
-        self.costs.record(tokens, (time.perf_counter() - started) * 1e3)
+        elapsed = (time.perf_counter() - started) * 1e3
+        decoded = sum(len(item.tokens) for _, item in batch[: len(decoding)])
+        self.costs.record(len(decoding), decoded, elapsed, tokens - decoded)
         verdicts = self._verify(batch, output, verifying)
         self._commit(batch, output, verifying, verdicts)
         self._observe(decoding, proposals, verdicts)
@@ -207,7 +209,7 @@ class Engine:
         if self.drafter is None or not decoding:
             return [EMPTY] * len(decoding)
         limits = [self._limit(row) for row in decoding]
-        price = Price(len(decoding), self.costs.ms, self.settings.fixed_k)
+        price = self._price(decoding)
         try:
             proposals = self.drafter.propose([row.draft for row in decoding], limits, price)
         except Exception:
@@ -217,6 +219,21 @@ class Engine:
         proposals = [p if all(0 <= t < size for t in p.tokens) else EMPTY for p in proposals]
         room = [self.max_length - len(row.draft.tokens) for row in decoding]
         return [proposal.first(max(count, 0)) for proposal, count in zip(proposals, room, strict=True)]
+
+    def _price(self, decoding: list[Row]) -> Price:
+        """What one more token costs in the coming pass, prompts read in it included."""
+        prompts = sum(row.draft.prompt_length - row.processed for row in self.rows if not row.decoding)
+        return Price(
+            rows=len(decoding),
+            step_ms=self.costs.price(len(decoding), min(prompts, self.settings.prefill_chunk)),
+            fixed_k=self.settings.fixed_k,
+            silenced=[
+                why_silent(row.request.sampling.k, row.remaining, self.max_length - len(row.draft.tokens))
+                for row in decoding
+            ],
+            slowdown=self.costs.drift,
+            measured_ms=lambda: self.costs.last_ms,
+        )
 
     def _version(self, domain: str) -> int:
         return 0 if self.drafter is None else self.drafter.version(domain)
