@@ -20,7 +20,8 @@ SAVED_STEPS = 50
 """Steps whose allowance can be saved up, for what costs more than one step allows."""
 
 FIRST_MS = 0.1
-"""Milliseconds assumed of asking one row, before it was timed."""
+"""Milliseconds assumed of asking one row, before it was timed. The first time a source sees a request it reads
+the whole prompt, so the first timings say little."""
 
 BLIP = 3.0
 """A cost that exceeds its mean by this factor counts as that much: the machine was busy."""
@@ -50,6 +51,7 @@ class Pacing:
     _worth: dict[tuple[str, int], _Worth] = field(default_factory=dict)
     _saved_ms: float = 0.0
     _turn: int = 0
+    _tried: int = 0
 
     def goodput(self, price: Price) -> float:
         """What a millisecond is worth, in tokens: the long-run rate of steps with as many rows.
@@ -82,10 +84,12 @@ class Pacing:
         cost = self.ask_ms(price.rows)
         count = len(wanted)
         self._turn += 1
+        self._tried = 0
         for offset in range(count):
             index = (self._turn + offset) % count
             if able[index] and not wanted[index] and self.afford(cost):
                 wanted[index] = True
+                self._tried += 1
         return wanted
 
     def afford(self, milliseconds: float) -> bool:
@@ -107,10 +111,11 @@ class Pacing:
 
     def note_asked(self, rows: int, asked: int, milliseconds: float) -> None:
         """What asking ``asked`` rows took, neural calls apart."""
-        if asked:
-            old = self.ask_ms(rows)
-            seen = min(milliseconds / asked, BLIP * old) if rows in self._ask_ms else milliseconds / asked
-            self._ask_ms[rows] = old + self.rate * (seen - old) if rows in self._ask_ms else seen
+        if not asked:
+            return
+        old, each = self.ask_ms(rows), milliseconds / asked
+        self._saved_ms = max(self._saved_ms - self._tried * (each - old), -SAVED_STEPS * old)
+        self._ask_ms[rows] = old + self.rate * (min(each, BLIP * old) - old)
 
     def note_worth(self, domain: str, rows: int, gain: float, memory_cost: float, call_cost: float) -> None:
         """What asking one row was expected to gain when its nodes were chosen, and cost; all in tokens."""
