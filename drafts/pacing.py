@@ -20,19 +20,25 @@ SAVED_STEPS = 50
 """Steps whose allowance can be saved up, for what costs more than one step allows."""
 
 FIRST_MS = 0.1
-"""Milliseconds assumed of asking one row, before it was timed. The first time a source sees a request it reads
-the whole prompt, so the first timings say little."""
+"""Milliseconds assumed of asking one row, before it was timed. The first time a source sees a request it
+reads the whole prompt, so the first timings say little."""
 
-BLIP = 3.0
-"""A cost that exceeds its mean by this factor counts as that much: the machine was busy."""
+PATIENCE, CALL_PATIENCE = 30, 100
+"""Rows asked before it is concluded that asking does not pay, without and with neural calls: sources and
+those who judge them learn meanwhile."""
+
+BLIP = 2.0
+"""A cost that exceeds its mean by this factor counts as that much, and half as fast as a lower one: what
+disturbs a measurement adds time."""
 
 
 @dataclass
 class _Worth:
     """Tokens that asking gains over plain decoding, its time paid: without and with neural calls."""
 
-    memories: float | None = None
+    memories: float = 0.0
     all: float = 0.0
+    count: int = 0
 
 
 @dataclass
@@ -50,6 +56,7 @@ class Pacing:
     _ask_ms: dict[int, float] = field(default_factory=dict)
     _worth: dict[tuple[str, int], _Worth] = field(default_factory=dict)
     _saved_ms: float = 0.0
+    _most_ms: float = 0.0
     _turn: int = 0
     _tried: int = 0
 
@@ -79,7 +86,8 @@ class Pacing:
             price: Of this step.
         """
         earned = ALLOWANCE * price.step_ms(price.rows)
-        self._saved_ms = min(self._saved_ms + earned, SAVED_STEPS * earned)
+        self._most_ms = SAVED_STEPS * earned
+        self._saved_ms = min(self._saved_ms + earned, self._most_ms)
         wanted = [may and self.pays(d, price.rows) for d, may in zip(domains, able, strict=True)]
         cost = self.ask_ms(price.rows)
         count = len(wanted)
@@ -102,30 +110,30 @@ class Pacing:
     def pays(self, domain: str, rows: int) -> bool:
         """Whether asking the memories pays for a domain at this number of rows; assumed until known."""
         worth = self._worth.get((domain, rows))
-        return worth is None or worth.memories is None or worth.memories >= 0.0
+        return worth is None or worth.count < PATIENCE or worth.memories >= 0.0
 
     def pays_with_calls(self, domain: str, rows: int) -> bool:
         """Whether speculating pays even with all neural calls charged to it."""
         worth = self._worth.get((domain, rows))
-        return worth is None or worth.memories is None or worth.all >= 0.0
+        return worth is None or worth.count < CALL_PATIENCE or worth.all >= 0.0
 
     def note_asked(self, rows: int, asked: int, milliseconds: float) -> None:
         """What asking ``asked`` rows took, neural calls apart."""
         if not asked:
             return
         old, each = self.ask_ms(rows), milliseconds / asked
-        self._saved_ms = max(self._saved_ms - self._tried * (each - old), -SAVED_STEPS * old)
-        self._ask_ms[rows] = old + self.rate * (min(each, BLIP * old) - old)
+        self._saved_ms = max(self._saved_ms - self._tried * (each - old), -self._most_ms)
+        rate = self.rate if each < old else 0.5 * self.rate
+        self._ask_ms[rows] = old + rate * (min(each, BLIP * old) - old)
 
     def note_worth(self, domain: str, rows: int, gain: float, memory_cost: float, call_cost: float) -> None:
         """What asking one row was expected to gain when its nodes were chosen, and cost; all in tokens."""
         worth = self._worth.setdefault((domain, rows), _Worth())
         net, whole = gain - memory_cost, gain - memory_cost - call_cost
-        if worth.memories is None:
-            worth.memories, worth.all = net, whole
-        else:
-            worth.memories += self.rate * (net - worth.memories)
-            worth.all += self.rate * (whole - worth.all)
+        worth.count += 1
+        rate = max(self.rate, 1.0 / worth.count)
+        worth.memories += rate * (net - worth.memories)
+        worth.all += rate * (whole - worth.all)
 
     def note_step(self, rows: int, tokens: int, milliseconds: float) -> None:
         """Follow the goodput: ``tokens`` emitted in ``milliseconds`` of pass and drafting."""

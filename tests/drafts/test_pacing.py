@@ -67,17 +67,19 @@ def test_the_allowance_is_saved_up_for_a_while_only():
 
 def test_calls_that_lose_do_not_stop_memories_that_gain():
     pacing = Pacing()
-    pacing.note_worth("d", 1, 0.5, 0.1, 1.0)
+    for _ in range(100):
+        assert pacing.pays_with_calls("d", 1)
+        pacing.note_worth("d", 1, 0.5, 0.1, 1.0)
     assert pacing.pays("d", 1)
     assert not pacing.pays_with_calls("d", 1)
 
 
 def test_one_slow_moment_hardly_changes_what_asking_costs():
     pacing = Pacing()
-    for _ in range(80):
+    for _ in range(150):
         pacing.note_asked(1, 1, 1.0)
     pacing.note_asked(1, 1, 100.0)
-    assert pacing.ask_ms(1) == pytest.approx(1.2, rel=0.01)
+    assert pacing.ask_ms(1) == pytest.approx(1.05, rel=0.01)
 
 
 def test_reading_prompts_once_is_not_taken_for_the_price_of_asking():
