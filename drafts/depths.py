@@ -61,6 +61,7 @@ class DepthAcceptance:
 
     keep: float = 0.85
     _depths: dict[str, list[_Depth]] = field(default_factory=dict)
+    _factors: dict[str, list[float]] = field(default_factory=dict)
 
     def see(self, domain: str, proposal: Proposal, path: Sequence[int], emitted: int) -> None:
         """Count one row's step.
@@ -71,6 +72,7 @@ class DepthAcceptance:
             path: Indices of those that spell the beginning of the emitted text.
             emitted: How many tokens that text has.
         """
+        self._factors.pop(domain, None)
         promised = dict.fromkeys((ROOT, *path), 0.0)
         for parent, confidence in zip(proposal.parents, proposal.confidence, strict=True):
             if parent in promised:
@@ -88,7 +90,9 @@ class DepthAcceptance:
         depths = self._depths.get(domain)
         if depths is None or not len(proposal):
             return list(proposal.reach)
-        factors = [depth.factor for depth in depths]
+        factors = self._factors.get(domain)
+        if factors is None:
+            factors = self._factors[domain] = [depth.factor for depth in depths]
         reach: list[float] = []
         for parent, depth, confidence in zip(
             proposal.parents, proposal.depths, proposal.confidence, strict=True
@@ -107,3 +111,4 @@ class DepthAcceptance:
     def forget(self, domain: str) -> None:
         """Drop a domain."""
         self._depths.pop(domain, None)
+        self._factors.pop(domain, None)
