@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from drafts.combine import Combiner
+from drafts.control import Control, Drawn
 from drafts.errors import InvalidValueError
-from drafts.goodput import worthwhile_nodes
 from drafts.kinds.base import DraftRow, Guess, MemorySource, NeuralSource, Source
 from drafts.ledger import Ledger
-from drafts.neural_pricing import NeuralPricing
+from drafts.neural_pricing import EVIDENCE_DISCOUNT, NeuralPricing
 from drafts.proposal import EMPTY, Price, Proposal
 from drafts.registry import Swap
 from drafts.tree import TreeGrower
@@ -38,6 +38,8 @@ class _Asked:
     tree: TreeGrower
     sure: float
     neural: list[str] = field(default_factory=list)
+    ranked: Proposal = EMPTY
+    call_ms: float = 0.0
 
 
 @dataclass
@@ -51,6 +53,7 @@ class Mixture:
         learn: False keeps the sources from learning the text of finished requests.
         default: Domain whose sources are used by domains that are not listed.
         only: Restricts all domains to these sources; ``None`` does not.
+        clock: Seconds, by which drafting is timed.
     """
 
     sources: Mapping[str, Source]
@@ -61,12 +64,14 @@ class Mixture:
     only: frozenset[str] | None = None
     learn_seconds: float = 0.0
     ledger: Ledger = field(default_factory=Ledger)
+    clock: Callable[[], float] = time.perf_counter
+    control: Control = field(default_factory=Control)
     _combiners: dict[bool, Combiner] = field(default_factory=dict)
     _pricing: dict[str, NeuralPricing] = field(default_factory=lambda: defaultdict(NeuralPricing))
     _asked: list[_Asked | None] = field(default_factory=list)
-    _goodput: dict[int, float] = field(default_factory=dict)
     _dropped: set[str] = field(default_factory=set)
     _spent_ms: float = 0.0
+    _calls_ms: float = 0.0
     _price: Price | None = None
 
     def __post_init__(self) -> None:
@@ -81,42 +86,51 @@ class Mixture:
 
     def propose(self, rows: Sequence[DraftRow], limits: Sequence[int], price: Price) -> list[Proposal]:
         """One proposal per row, trimmed to the nodes that pay at ``price``."""
-        begin = time.perf_counter()
-        self._price = price
+        begin = self.clock()
+        self._price, self._calls_ms = price, 0.0
         fixed = price.fixed_k
         caps = [limit if fixed is None else min(limit, fixed) for limit in limits]
-        goodput = self._current_goodput(len(rows), price)
-        node_ms = self._node_ms(len(rows), price)
+        goodput, node_ms = self.control.pacing.goodput(price), self.control.pacing.node_ms(price)
         floor = 0.0 if fixed is not None else goodput * node_ms
-        self._asked = [self._start(row, cap, floor) for row, cap in zip(rows, caps, strict=True)]
+        able = [cap > 0 for cap in caps]
+        wanted = (
+            able if fixed is not None else self.control.pacing.whom([row.domain for row in rows], able, price)
+        )
+        self._asked = [
+            self._start(row, cap, floor) if want else None
+            for row, cap, want in zip(rows, caps, wanted, strict=True)
+        ]
         for name, source in self.sources.items():
             if isinstance(source, NeuralSource):
                 self._ask_neural(name, source, rows, caps, goodput, node_ms, fixed is not None)
-        if fixed is not None:
-            proposals = [
-                EMPTY if asked is None else asked.tree.main_path(cap)
-                for asked, cap in zip(self._asked, caps, strict=True)
-            ]
+        if fixed is None:
+            self._branch(len(rows))
         else:
-            proposals = self._grown(len(rows), price, goodput)
-        self._spent_ms = (time.perf_counter() - begin) * 1e3
+            for asked, cap in zip(self._asked, caps, strict=True):
+                if asked is not None:
+                    asked.ranked = asked.tree.main_path(cap)
+        drawn = [None if asked is None else Drawn(asked.ranked, asked.call_ms) for asked in self._asked]
+        proposals = self.control.cut([row.domain for row in rows], drawn, price)
+        self._spent_ms = (self.clock() - begin) * 1e3 / price.slowdown
         return proposals
 
     def observe(
         self, rows: Sequence[DraftRow], proposals: Sequence[Proposal], emitted: Sequence[Sequence[int]]
     ) -> None:
         """Score every source of the last step on the verified text, verified or not."""
+        begin = self.clock()
         step, self._asked = self._asked or [None] * len(rows), []
         for row, proposal, tokens, asked in zip(rows, proposals, emitted, step, strict=True):
             if asked is not None:
                 self._score(row, asked, proposal, tokens)
-        if self._price is not None and rows:
-            processed = len(rows) + sum(len(proposal) for proposal in proposals)
-            spent = self._price.step_ms(processed) + self._spent_ms
-            self._update_goodput(len(rows), sum(len(tokens) for tokens in emitted) / max(spent, 1e-6))
         for row, tokens in zip(rows, emitted, strict=True):
             for source in self.sources.values():
                 source.observe(row, tokens)
+        if self._price is not None and rows:
+            spent = self._spent_ms + (self.clock() - begin) * 1e3 / self._price.slowdown
+            nodes, counts = sum(map(len, proposals)), list(map(len, emitted))
+            dropped = self._dropped.intersection(row.domain for row in rows)
+            self.control.settle(self._price, nodes, counts, spent, self._calls_ms, counted=not dropped)
 
     def finish(self, row: DraftRow) -> None:
         """A request ended: sources learn its text if learning is on and the request allows it."""
@@ -149,6 +163,7 @@ class Mixture:
             source.drop_domain(domain)
         self.domain_sources.pop(domain, None)
         self.ledger.forget(domain)
+        self.control.forget(domain)
         for combiner in self._combiners.values():
             combiner.forget(domain)
         for pricing in self._pricing.values():
@@ -176,17 +191,27 @@ class Mixture:
             for name in self.names(domain)
         }
 
+    def speculation(self, domain: str) -> dict[str, Any]:
+        """How much is speculated in a domain, what is expected and what comes of it."""
+        return self.control.figures(domain)
+
     def state(self) -> dict[str, Any]:
-        """What was learned about the sources, as JSON: the combiners' weights and the ledger."""
+        """What was learned about the sources, as JSON: the combiners' weights, ledger and book."""
         combiners = {
             "sampled" if sampled else "greedy": {"shared": list(c.shared), "own": dict(c.own)}
             for sampled, c in self._combiners.items()
         }
-        return {"sources": list(self.sources), "combiners": combiners, "earned": self.ledger.state()}
+        return {
+            "sources": list(self.sources),
+            "combiners": combiners,
+            "earned": self.ledger.state(),
+            "speculated": self.control.book.state(),
+        }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore :meth:`state`; weights only where the sources are the same."""
         self.ledger.load_state(state.get("earned", []))
+        self.control.book.load_state(state.get("speculated", {}))
         if state.get("sources") != list(self.sources):
             return
         for name, weights in state.get("combiners", {}).items():
@@ -235,7 +260,15 @@ class Mixture:
         pricing = self._pricing[name]
         if not always and able:
             domains = [rows[index].domain for index, _ in able]
-            wanted = pricing.choose(domains, [asked.sure for _, asked in able], goodput, node_ms)
+            pays = all(self.control.pacing.pays_with_calls(domain, len(rows)) for domain in domains)
+            wanted = pricing.choose(
+                domains,
+                [asked.sure for _, asked in able],
+                goodput,
+                node_ms,
+                discount=EVIDENCE_DISCOUNT if pays else 1.0,
+                afford=self.control.pacing.afford,
+            )
             able = [item for item, yes in zip(able, wanted, strict=True) if yes]
         if not able:
             return
@@ -249,32 +282,32 @@ class Mixture:
             spoke.add(index)
             return able[index][1].tree.extend(at, guesses, floor)
 
-        begin = time.perf_counter()
+        begin = self.clock()
         source.draft([rows[i] for i, _ in able], [caps[i] for i, _ in able], extend)
+        took = (self.clock() - begin) * 1e3 / (1.0 if self._price is None else self._price.slowdown)
+        self._calls_ms += took
         if spoke:
-            pricing.note_call(len(spoke), (time.perf_counter() - begin) * 1e3)
+            pricing.note_call(len(spoke), took)
         for index in spoke:
             able[index][1].neural.append(name)
+            able[index][1].call_ms += took / len(spoke)
 
-    def _grown(self, count: int, price: Price, goodput: float) -> list[Proposal]:
-        """Branch out, then keep the nodes that pay over the whole batch."""
+    def _branch(self, count: int) -> None:
+        """Let the memories branch out, and rank what was grown."""
         expansions = max(EXPANSIONS // count, 2)
-        ranked: list[Proposal] = []
         for asked in self._asked:
-            if asked is None:
-                ranked.append(EMPTY)
-                continue
-            asked.tree.branch(expansions)
-            ranked.append(asked.tree.ranked(MAX_NODES))
-        kept, _ = worthwhile_nodes([proposal.reach for proposal in ranked], price.step_ms, goodput)
-        return [proposal.first(count) for proposal, count in zip(ranked, kept, strict=True)]
+            if asked is not None:
+                asked.tree.branch(expansions)
+                asked.ranked = asked.tree.ranked(MAX_NODES)
 
     def _score(self, row: DraftRow, asked: _Asked, proposal: Proposal, emitted: Sequence[int]) -> None:
         if row.domain in self._dropped:
             return
         names = tuple(self.sources)
         right = {names[index]: count for index, count in asked.tree.score(emitted).items()}
-        path = proposal.path(emitted)
+        whole = asked.ranked.path(emitted)
+        self.control.depths.see(row.domain, asked.ranked, whole, len(emitted))
+        path = [node for node in whole if node < len(proposal)]
         self.ledger.add(row.domain, right, proposal, path)
         for name in asked.neural:
             others = max((count for other, count in right.items() if other != name), default=0)
@@ -285,16 +318,3 @@ class Mixture:
         if sampled not in self._combiners:
             self._combiners[sampled] = Combiner([source.is_neural for source in self.sources.values()])
         return self._combiners[sampled]
-
-    def _current_goodput(self, rows: int, price: Price) -> float:
-        """What a millisecond is worth, in tokens: the long-run rate of steps with as many rows."""
-        return self._goodput.get(rows, rows / max(price.step_ms(rows), 1e-6))
-
-    @staticmethod
-    def _node_ms(rows: int, price: Price) -> float:
-        """Half the mean cost of the next eight nodes: below it a node is not even worth growing."""
-        return max(price.step_ms(rows + 8) - price.step_ms(rows), 0.0) / 16
-
-    def _update_goodput(self, rows: int, value: float) -> None:
-        old = self._goodput.get(rows)
-        self._goodput[rows] = value if old is None else old + 0.05 * (value - old)

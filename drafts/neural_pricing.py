@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 REFRESH_STEPS = 48
@@ -18,7 +18,8 @@ DEFAULT_CALL_MS = 4.0
 
 EVIDENCE_DISCOUNT = 0.7
 """Share of a call's cost that its tokens have to earn: near a tie asking is better, for it also tells which
-source is right, and throughput is flat there (62.7 against 62.9 tokens/s with and without, simulated)."""
+source is right, and throughput is flat there (62.7 against 62.9 tokens/s with and without, simulated). Only
+while speculation as a whole pays: otherwise a call has to earn all of its cost."""
 
 EDGES = (0.25, 0.5, 0.75, 0.9)
 """Bin borders of how sure the memories are of the next token: a head adds most where they are not."""
@@ -53,7 +54,14 @@ class NeuralPricing:
     _lifts: dict[tuple[str, int], _Lift] = field(default_factory=dict)
 
     def choose(
-        self, domains: Sequence[str], sure: Sequence[float], goodput: float, node_ms: float
+        self,
+        domains: Sequence[str],
+        sure: Sequence[float],
+        goodput: float,
+        node_ms: float,
+        *,
+        discount: float = EVIDENCE_DISCOUNT,
+        afford: Callable[[float], bool] = lambda milliseconds: True,
     ) -> list[bool]:
         """Which rows to ask.
 
@@ -62,6 +70,9 @@ class NeuralPricing:
             sure: Per row, how probable the memories' best candidate is.
             goodput: What a millisecond is worth, in tokens.
             node_ms: Milliseconds that one more verified node costs.
+            discount: Share of a call's cost that its tokens have to earn.
+            afford: Takes milliseconds out of what may be spent on asking where it does not pay, if they
+                are there.
         """
         worth = []
         for domain, value in zip(domains, sure, strict=True):
@@ -71,9 +82,13 @@ class NeuralPricing:
         best, best_count, total = 0.0, 0, 0.0
         for count, index in enumerate(order, start=1):
             total += worth[index]
-            if (value := total - EVIDENCE_DISCOUNT * goodput * self.call_ms(count)) > best:
+            if (value := total - discount * goodput * self.call_ms(count)) > best:
                 best, best_count = value, count
-        chosen = set(order[:best_count]) | self._overdue(domains, sure, order[best_count:])
+        chosen = set(order[:best_count])
+        for index in self._overdue(domains, sure, order[best_count:]):
+            more = self.call_ms(len(chosen) + 1) - (self.call_ms(len(chosen)) if chosen else 0.0)
+            if afford(max(more, 0.0)):
+                chosen.add(index)
         for index in chosen:
             self._lift(domains[index], sure[index]).idle = 0
         return [index in chosen for index in range(len(worth))]

@@ -178,11 +178,19 @@ class Price:
 
     Attributes:
         rows: Rows that decode in this step.
-        step_ms: Expected milliseconds of a target pass, by the number of tokens in it.
+        step_ms: Expected milliseconds of a target pass over these rows, by the number of tokens in it.
         fixed_k: Propose exactly this many where a source can, whatever the goodput; ``None`` lets
             goodput (tokens per millisecond) decide.
+        silenced: Per row, why its limit is 0 (``""`` where it is not); for the statistics.
+        slowdown: How much slower the machine is now than ``step_ms`` says, by which times measured
+            elsewhere are divided.
+        measured_ms: Once the pass is done, its milliseconds in the unit of ``step_ms``; ``None`` where
+            nobody measures.
     """
 
     rows: int
     step_ms: Callable[[int], float]
     fixed_k: int | None = None
+    silenced: Sequence[str] = ()
+    slowdown: float = 1.0
+    measured_ms: Callable[[], float | None] | None = None

@@ -18,7 +18,7 @@ from osd.serve import rejection
 from osd.serve.admission import Admission
 from osd.serve.audit import check_books
 from osd.serve.border import Calls, adopt_versions, feed_back, work_in_gap
-from osd.serve.controller import StepCosts
+from osd.serve.controller import StepCosts, why_silent
 from osd.serve.evidence import keep_evidence
 from osd.serve.grammar import GrammarCompiler
 from osd.serve.intake import Intake
@@ -154,8 +154,10 @@ class Engine:
         started = time.perf_counter()
         tokens = sum(len(item.tokens) for _, item in batch)
         output, verifying = run_pass(self.target, self.cache, batch, verifying, self.on_event)
-        self.costs.record(tokens, (time.perf_counter() - started) * 1e3)
         verdicts = verify_each(self._verify, batch, output, verifying)
+        decoded = sum(len(item.tokens) for _, item in batch[: len(decoding)])
+        elapsed = (time.perf_counter() - started) * 1e3
+        self.costs.record(len(decoding), decoded, elapsed, tokens - decoded)
         self._commit(batch, output, verifying, verdicts)
         feed_back(self.drafter, decoding, proposals, verdicts)
         self._share_time(batch, tokens, time.perf_counter() - begin)
@@ -167,7 +169,7 @@ class Engine:
         if self.drafter is None or not decoding:
             return [EMPTY] * len(decoding)
         limits = [self._limit(row) for row in decoding]
-        price = Price(len(decoding), self.costs.ms, self.settings.fixed_k)
+        price = self._price(decoding)
         try:
             found = self.drafter.propose([row.draft for row in decoding], limits, price)
             proposals = [proposal for proposal, _ in zip(found, decoding, strict=True)]
@@ -195,6 +197,21 @@ class Engine:
                     log.error("refused, here and from now on: %s", error)
                 return EMPTY
         return proposal
+
+    def _price(self, decoding: list[Row]) -> Price:
+        """What one more token costs in the coming pass, prompts read in it included."""
+        prompts = sum(row.draft.prompt_length - row.processed for row in self.rows if not row.decoding)
+        return Price(
+            rows=len(decoding),
+            step_ms=self.costs.price(len(decoding), min(prompts, self.settings.prefill_chunk)),
+            fixed_k=self.settings.fixed_k,
+            silenced=[
+                why_silent(row.request.sampling.k, row.remaining, self.max_length - len(row.draft.tokens))
+                for row in decoding
+            ],
+            slowdown=self.costs.drift,
+            measured_ms=lambda: self.costs.last_ms,
+        )
 
     def version_of(self, domain: str) -> int:
         """The expert version that serves ``domain`` now."""

@@ -29,26 +29,34 @@ PHASES = {
 }
 
 
+HEADINGS = ("requests", "acceptance", "α", "τ", "k", "gain", "tokens/s", "version", "memory", "buffer")
+
+
 def domain_table(
     tallies: Mapping[str, Tally], rows: Sequence[Mapping[str, Any]], title: str | None = None
 ) -> Table:
-    """The table of domains: acceptance from the answers; version, tokens in memory and records in the
-    distillation buffer from the engine.
+    """The table of domains: acceptance from the answers; mean speculation length, realised speed-up over
+    plain decoding as estimated, version, tokens in memory and records in the distillation buffer from the
+    engine.
     """
     table = Table(title=title, title_justify="left")
     table.add_column("domain", no_wrap=True)
-    for heading in ("requests", "acceptance", "α", "τ", "tokens/s", "version", "memory", "buffer"):
+    for heading in HEADINGS:
         table.add_column(heading, justify="right")
     known = {str(row.get("name")): row for row in rows}
     for name in dict.fromkeys([*known, *tallies]):
         counters, row = tallies.get(name, Tally()), known.get(name, {})
         kept = row.get("buffer") or {}
+        chosen = row.get("speculation") or {}
+        speedup = (chosen.get("realised") or {}).get("speedup")
         table.add_row(
             escape(name),
             str(counters.requests),
             f"{counters.acceptance_rate:.2f}",
             f"{counters.alpha:.2f}",
             f"{counters.mean_accepted_length:.2f}",
+            "–" if not chosen.get("steps") else f"{chosen['k']:.1f}",
+            "–" if speedup is None else f"{speedup:.2f}×",
             f"{counters.tokens_per_second:.1f}",
             str(row.get("version", row.get("draft_version", 0))),
             shown(kept.get("memory_tokens")),

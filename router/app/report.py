@@ -46,6 +46,7 @@ def render(result: Mapping[str, Any], title: str = "polydraft replay") -> str:
         columns=[heading for _, heading, _ in COLUMNS],
         domains={name: _cells(row) for name, row in result["domains"].items()},
         labels={name: _cells(row) for name, row in result["labels"].items()},
+        speculation={name: _speculated(row) for name, row in result.get("speculation", {}).items()},
         events=[_event(event) for event in result["events"]],
         confusion=confusion,
         confusion_domains=list(dict.fromkeys(d for row in confusion.values() for d in row)),
@@ -127,6 +128,20 @@ def _html(figure: Any) -> str:
 
 def _cells(row: Mapping[str, Any]) -> list[str]:
     return [form.format(row[key]) for key, _, form in COLUMNS]
+
+
+def _speculated(row: Mapping[str, Any]) -> list[str]:
+    """Cells of a domain's speculation: chosen k and nodes, both gains, share of plain steps and why."""
+    expected, realised = row["expected"]["speedup"], row["realised"]["speedup"]
+    reasons = sorted(row["plain_because"].items(), key=lambda item: -item[1])
+    return [
+        f"{row['k']:.2f}",
+        f"{row['nodes']:.2f}",
+        "–" if expected is None else f"{expected:.2f}×",
+        "–" if realised is None else f"{realised:.2f}×",
+        f"{row['plain_share']:.0%}",
+        ", ".join(f"{reason} {share:.0%}" for reason, share in reasons if share >= 0.005),
+    ]
 
 
 def _event(event: Mapping[str, Any]) -> dict[str, str]:

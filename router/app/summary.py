@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
 from typing import Any
 
+from drafts.speculation import Speculated
 from osd.types import Tally
 from router.app.inflight import Served
 from router.bodies.api import Completion
@@ -118,6 +119,22 @@ def learning(
     return result
 
 
+def speculation(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """What was speculated in this run by domain: chosen k, expected and realised gain, why it was plain.
+
+    Args:
+        before: ``stats()["domains"]`` at the start of the run; ``after`` at its end.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for name, row in after.items():
+        if not (now := row.get("speculation")):
+            continue
+        earlier = (before.get(name, {}).get("speculation") or {}).get("counters", {})
+        added = Speculated.from_dict(now["counters"]).since(Speculated.from_dict(earlier))
+        found[name] = {**now, **added.figures()}
+    return found
+
+
 def event_dict(event: Any) -> dict[str, Any]:
     """An event as JSON, whether the engine hands out dataclasses or dictionaries."""
     if is_dataclass(event) and not isinstance(event, type):
@@ -166,6 +183,7 @@ def summarise(
         "compare": dict(compare),
         "verify": dict(verify),
         "routing": routing(served),
+        "speculation": speculation(stats_before.get("domains", {}), stats_after.get("domains", {})),
         "learning": learning(stats_before.get("learning", {}), stats_after.get("learning", {}), share),
         "events": [event for event in events if event.get("time", started) >= started],
         "timeline": {name: curves.get(name, []) for name in names},

@@ -82,7 +82,12 @@ class DomainLife:
             buffer["memory_tokens"] = sources["ngram"].get("tokens", 0)
         if scheduler is not None and name in scheduler.domains:
             buffer["records"] = scheduler.domains[name].figures()["buffer_records"]
-        return {"sources": sources, "version": mixture.version(name), "buffer": buffer}
+        return {
+            "sources": sources,
+            "version": mixture.version(name),
+            "buffer": buffer,
+            "speculation": mixture.speculation(name),
+        }
 
     def _grow(self, name: str, answers: Sequence[tuple[Sequence[int], Sequence[int]]]) -> None:
         self._parts.add_domain(name)

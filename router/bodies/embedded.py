@@ -345,7 +345,12 @@ class Engine:
         report["learning"] = self.costs.as_dict()
         report["running"], report["waiting"] = len(self.core.rows), len(self.core.intake)
         report["prefix_cache"] = self.core.prefixes.as_dict()
-        report["k"] = {"step_ms": self.core.costs.as_dict(), "drift": self.core.costs.drift}
+        report["k"] = {
+            "step_ms": self.core.costs.as_dict(),
+            "step_ms_by_rows": self.core.costs.by_rows(),
+            "drift": self.core.costs.drift,
+            "by_rows": self.parts.mixture.control.pacing.figures(),
+        }
         return report
 
     def domains(self) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from drafts.versions import VersionFollower
 from osd.learn.config import BufferConfig, GuardConfig, LearnConfig
 from osd.learn.head import EagleHead
 from osd.learn.scheduler import LearningScheduler
-from tests.osd.engine_rig import Client, make_engine, prompts, target
+from tests.osd.engine_rig import Client, Forced, make_engine, prompts, target
 from tests.tiny import COMMON, VOCAB
 
 SAMPLINGS = [{"temperature": 0.0}, {"temperature": 0.9, "top_p": 0.95, "top_k": 40}]
@@ -131,3 +131,13 @@ def test_an_expert_is_distilled_published_and_used_while_the_engine_serves():
     client.submit("after", prompts(1, seed=10)[0], "math", ignore_eos=True)
     client.run()
     assert client.outcomes["after"].record.versions[0] == serving
+
+
+def test_the_book_says_which_limit_silenced_a_row():
+    engine = make_engine(Forced(lambda row, limit: [5] * 3), fixed_k=None)
+    client = Client(engine)
+    client.submit("capped", prompts(1)[0], max_tokens=6, ignore_eos=True, k=0)
+    client.submit("short", prompts(1)[0], max_tokens=2, ignore_eos=True)
+    client.run()
+    because = engine.drafter.speculation("base")["plain_because"]
+    assert because == {"request cap": pytest.approx(5 / 6), "max_tokens left": pytest.approx(1 / 6)}

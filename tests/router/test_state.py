@@ -22,6 +22,12 @@ def test_stop_and_start_again_loses_nothing(tmp_path):
     for name in names:
         assert after["domains"][name]["buffer"] == before["domains"][name]["buffer"]
         assert after["domains"][name]["requests"] == before["domains"][name]["requests"]
+        speculated = [stats["domains"][name]["speculation"]["counters"] for stats in (before, after)]
+        assert speculated[0] == speculated[1]
+    assert sum(row["speculation"]["steps"] for row in before["domains"].values()) > 0
+    assert set(before["k"]) == {"step_ms", "step_ms_by_rows", "drift", "by_rows"}
+    assert 1 in before["k"]["step_ms_by_rows"]
+    assert before["k"]["by_rows"][1]["tokens_per_ms"] > 0
     assert before["overall"]["requests"] == 3
     assert sum(row["buffer"]["memory_tokens"] for row in after["domains"].values()) > 0
 
