@@ -28,12 +28,17 @@ class TargetConfig(_Config):
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto",
-        description="Type of the weights; auto is float32 on the CPU and the checkpoint's own on a GPU.",
+        description="Type of the weights; auto is float32 on the CPU and bfloat16 on a GPU.",
     )
     forward: Literal["auto", "lean", "generic"] = Field(
         default="auto",
         description="Forward pass: lean is our own for the Llama, Qwen and Gemma families, generic is "
         "Hugging Face's for all others, auto takes the lean one where it gives equal logits.",
+    )
+    graphs: Literal["auto", "off"] = Field(
+        default="auto",
+        description="Decode passes as CUDA graphs: auto records them on a GPU where the lean forward runs, "
+        "so that a small model is not held up by launching kernels; off launches every kernel.",
     )
     cache_dir: Path | None = Field(
         default=None,

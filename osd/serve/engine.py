@@ -95,6 +95,7 @@ class Engine:
         self.busy_seconds = 0.0
         keep_features = self.drafter is not None and self.drafter.needs_features
         self.cache = self.target.make_cache(self.slots, self.max_length, keep_features)
+        self.target.prepare(self.cache)
 
     def call(self, work: Callable[[], Any]) -> Future[Any]:
         """Run ``work`` on the engine's thread at the next step border; safe from any thread."""

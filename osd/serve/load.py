@@ -13,6 +13,7 @@ from drafts.errors import InvalidValueError
 from osd.serve.embedded import EMBEDDED, embedded_folder
 from osd.serve.facts import resolve_device, resolve_dtype
 from osd.serve.generic import GenericTarget, unsupported
+from osd.serve.graphs import CudaRecorder, GraphedTarget
 from osd.serve.lean import LeanTarget, lean_obstacle
 from osd.serve.probe import probe
 from osd.serve.target import TargetModel
@@ -20,6 +21,7 @@ from osd.serve.target import TargetModel
 logger = logging.getLogger(__name__)
 
 FORWARDS = ("auto", "lean", "generic")
+GRAPHS = ("auto", "off")
 
 
 def load_target(
@@ -29,6 +31,7 @@ def load_target(
     forward: str = "auto",
     cache_dir: Path | None = None,
     feature_layers: Sequence[int] | None = None,
+    graphs: str = "auto",
 ) -> tuple[TargetModel, Any]:
     """Load a target and its tokenizer, choose the forward, and probe it.
 
@@ -39,6 +42,7 @@ def load_target(
         forward: ``lean``, ``generic``, or ``auto``: lean where the model allows it and it proves equal.
         cache_dir: Where the embedded target is converted to.
         feature_layers: Layers whose hidden states are kept, see :class:`TargetModel`.
+        graphs: ``auto`` records decode passes on a CUDA device, ``off`` does not.
 
     Raises:
         InvalidValueError: The model is not there, is no causal LM, or cannot be served over slots.
@@ -46,6 +50,8 @@ def load_target(
     """
     if forward not in FORWARDS:
         raise InvalidValueError("target.forward", forward, f"one of {', '.join(FORWARDS)}")
+    if graphs not in GRAPHS:
+        raise InvalidValueError("target.graphs", graphs, f"one of {', '.join(GRAPHS)}")
     place = resolve_device(device)
     number = resolve_dtype(dtype, place)
     folder = str(embedded_folder(cache_dir)) if model == EMBEDDED else _checked(model)
@@ -54,11 +60,17 @@ def load_target(
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=model == EMBEDDED)
     except (OSError, ValueError) as error:
         raise InvalidValueError("target.model", model, f"its tokenizer cannot be loaded ({error})") from error
-    return build_target(plain, name=model, forward=forward, feature_layers=feature_layers), tokenizer
+    target = build_target(plain, name=model, forward=forward, feature_layers=feature_layers, graphs=graphs)
+    return target, tokenizer
 
 
 def build_target(
-    plain: Any, *, name: str, forward: str = "auto", feature_layers: Sequence[int] | None = None
+    plain: Any,
+    *,
+    name: str,
+    forward: str = "auto",
+    feature_layers: Sequence[int] | None = None,
+    graphs: str = "auto",
 ) -> TargetModel:
     """A probed target over an already loaded Hugging Face model.
 
@@ -68,7 +80,7 @@ def build_target(
     plain.eval().requires_grad_(False)
     obstacle = "not asked for" if forward == "generic" else lean_obstacle(plain)
     if obstacle is None:
-        lean = LeanTarget(plain, name=name, feature_layers=feature_layers)
+        lean = _lean(plain, name, feature_layers, graphs)
         result = probe(lean)
         if result.ok:
             return lean
@@ -90,6 +102,30 @@ def build_target(
             f"its logits over slots differ from its own by {result.worst:.3g} "
             f"(allowed {result.allowed:.3g}) in: {result.where}",
         )
+    return target
+
+
+def _lean(plain: Any, name: str, feature_layers: Sequence[int] | None, graphs: str) -> LeanTarget:
+    """The lean target, its decode passes recorded where the device has graphs and they prove equal."""
+    device = plain.get_input_embeddings().weight.device
+    if graphs == "off" or device.type != "cuda":
+        return LeanTarget(plain, name=name, feature_layers=feature_layers)
+    target = GraphedTarget(plain, name=name, feature_layers=feature_layers, recorder=CudaRecorder(device))
+    return checked_graphs(target)
+
+
+def checked_graphs(target: GraphedTarget) -> GraphedTarget:
+    """``target``, every pass packed from now on if the recorded ones do not prove equal."""
+    result = probe(target)
+    if not result.ok:
+        logger.warning(
+            "%s: recorded passes not used, logits differ by %.3g (allowed %.3g) in: %s",
+            target.name,
+            result.worst,
+            result.allowed,
+            result.where,
+        )
+        target.stop_recording()
     return target
 
 

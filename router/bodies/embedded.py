@@ -152,7 +152,12 @@ class Engine:
                 torch.set_num_threads(loaded.engine.threads)
             wanted = loaded.target
             target, tokenizer = load_target(
-                wanted.model, wanted.device, wanted.dtype, wanted.forward, wanted.cache_dir
+                wanted.model,
+                wanted.device,
+                wanted.dtype,
+                wanted.forward,
+                wanted.cache_dir,
+                graphs=wanted.graphs,
             )
             return cls(loaded, target, tokenizer, options, thread)
 
