@@ -207,8 +207,11 @@ class EagleSource(NeuralSource):
     def _extend(self, alive: Sequence[_Path], logits: torch.Tensor, depth: int, extend: Extend) -> list[int]:
         """Offer each row's candidates; indices of the rows that go deeper."""
         top = logits.topk(self.width, dim=-1)
-        shares = (top.values - logits.logsumexp(dim=-1, keepdim=True)).exp().tolist()
-        picks = top.indices.tolist()
+        likely = (top.values - logits.logsumexp(dim=-1, keepdim=True)).exp()
+        # One copy to the host a depth: float32 holds every id of a vocabulary below 2 ** 24.
+        found = torch.cat((likely, top.indices.to(likely)), dim=-1).tolist()
+        shares = [values[: self.width] for values in found]
+        picks = [[int(index) for index in values[self.width :]] for values in found]
         kept: list[int] = []
         for i, path in enumerate(alive):
             if not 0.0 <= shares[i][0] <= 1.001:
