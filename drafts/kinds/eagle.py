@@ -194,8 +194,8 @@ class EagleSource(NeuralSource):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """One speculated token per row: its temporary entry, and attention over window and entries."""
         device = self.embedding.device
-        chosen = torch.tensor([path.token for path in alive], device=device)
-        at = torch.tensor([len(path.row.tokens) - 2 + depth for path in alive], device=device)
+        positions = [len(path.row.tokens) - 2 + depth for path in alive]
+        chosen, at = torch.tensor([[path.token for path in alive], positions], device=device).unbind()
         inputs = self.trunk.layer_input(self.embedding[chosen].to(self.output), hidden)
         queries, keys, values = self.trunk.queries_keys_values(inputs, at)
         attended: list[torch.Tensor] = []
