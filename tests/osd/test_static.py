@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from drafts.errors import IntegrityError
+from osd.serve.graphs import GraphedTarget
 from osd.serve.layout import visible
 from osd.serve.load import build_target, checked_graphs
 from osd.serve.probe import probe
@@ -355,3 +356,7 @@ def test_engine_over_recorded_passes_gives_the_plain_text(source: type[Forced] |
         record = client.outcomes["r0"].record
         if record.features is not None:
             check_kept(record, asked[0])
+
+
+def test_graphs_are_for_gpus() -> None:
+    assert not isinstance(build_target(tiny_model(), name="cpu", graphs="auto"), GraphedTarget)
