@@ -81,6 +81,7 @@ class ExpertBank:
             self._blank[f"{part}_b"] = torch.zeros(rank, size_out, device=trunk.token_ids.device)
         self._blank["output_bias"] = torch.zeros_like(trunk.tensors["output_bias"])
         self._slots: dict[str, int] = {}
+        self._asked: tuple[tuple[int, ...], torch.Tensor] = ((), torch.empty(0, dtype=torch.int64))
         self._trained: list[bool] = [False] * (capacity + 1)
         self._stacked = {n: t.expand(capacity + 1, *t.shape).clone() for n, t in self._blank.items()}
 
@@ -189,7 +190,7 @@ class ExpertBank:
             return expert_logits(self.trunk, output, hidden, self.view(slots[0]))
         normed = self.trunk.norm(hidden, "final_norm")
         logits = self.trunk.product(normed, output) + self.trunk.tensors["output_bias"]
-        bias = self._stacked["output_bias"][list(slots)]
+        bias = self._stacked["output_bias"][self._chosen(slots)]
         return logits + self._grouped(normed, slots, "output") + bias
 
     def _grouped(self, x: torch.Tensor, slots: Sequence[int], part: str) -> torch.Tensor:
@@ -206,9 +207,16 @@ class ExpertBank:
                     rows = [i for i, other in enumerate(slots) if other == slot]
                     out[rows] = low_rank(x[rows], expert, part)
             return out
-        chosen = torch.tensor(slots, device=x.device)
+        chosen = self._chosen(slots)
         a, b = self._stacked[f"{part}_a"][chosen], self._stacked[f"{part}_b"][chosen]
         return torch.bmm(torch.bmm(x[:, None], a), b)[:, 0]
+
+    def _chosen(self, slots: Sequence[int]) -> torch.Tensor:
+        """``slots`` as an index on the device, copied there once while the rows stay the same."""
+        key = tuple(slots)
+        if key != self._asked[0]:
+            self._asked = key, torch.tensor(key, device=self.trunk.token_ids.device)
+        return self._asked[1]
 
     def _grow(self) -> None:
         """Double the capacity; existing experts keep their slots."""

@@ -28,7 +28,7 @@ class TargetConfig(_Config):
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto",
-        description="Type of the weights; auto is float32 on the CPU and the checkpoint's own on a GPU.",
+        description="Type of the weights; auto is float32 on the CPU and bfloat16 on a GPU.",
     )
     forward: Literal["auto", "lean", "generic"] = Field(
         default="auto",
@@ -44,6 +44,11 @@ class TargetConfig(_Config):
         default="fast",
         description="fast chooses kernels by timing, so that near ties may fall otherwise in another batch; "
         "strict gives a request the same bits in any batch, at a price (docs/exactness.md).",
+    )
+    graphs: Literal["auto", "off"] = Field(
+        default="auto",
+        description="Decode passes as CUDA graphs: auto records them on a GPU where the lean forward runs, "
+        "so that a small model is not held up by launching kernels; off launches every kernel.",
     )
     cache_dir: Path | None = Field(
         default=None,

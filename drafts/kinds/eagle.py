@@ -197,8 +197,8 @@ class EagleSource(NeuralSource):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """One speculated token per row: its temporary entry, and attention over window and entries."""
         device = self.embedding.device
-        chosen = torch.tensor([path.token for path in alive], device=device)
-        at = torch.tensor([len(path.row.tokens) - 2 + depth for path in alive], device=device)
+        positions = [len(path.row.tokens) - 2 + depth for path in alive]
+        chosen, at = torch.tensor([[path.token for path in alive], positions], device=device).unbind()
         inputs = self.trunk.layer_input(self.embedding[chosen].to(self.output), hidden)
         queries, keys, values = self.trunk.queries_keys_values(inputs, at)
         attended: list[torch.Tensor] = []
@@ -212,8 +212,11 @@ class EagleSource(NeuralSource):
     ) -> list[int]:
         """Offer each row's candidates; indices of the rows that go deeper."""
         top = logits.topk(self.width, dim=-1)
-        shares = (top.values - logits.logsumexp(dim=-1, keepdim=True)).exp().tolist()
-        picks = top.indices.tolist()
+        likely = (top.values - logits.logsumexp(dim=-1, keepdim=True)).exp()
+        # One copy to the host a depth: float32 holds every id of a vocabulary below 2 ** 24.
+        found = torch.cat((likely, top.indices.to(likely)), dim=-1).tolist()
+        shares = [values[: self.width] for values in found]
+        picks = [[int(index) for index in values[self.width :]] for values in found]
         kept: list[int] = []
         for i, path in enumerate(alive):
             if not 0.0 <= shares[i][0] <= 1.001:

@@ -29,6 +29,7 @@ class SlotCache:
         feature_width: Width of the kept hidden states, 0 to keep none.
         dtype: Of keys, values and features.
         device: Where they live.
+        spare: Places behind each row that no text reaches, for the padding of static passes.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class SlotCache:
         feature_width: int = 0,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
+        spare: int = 0,
     ) -> None:
         for field, value in (("slots", slots), ("max_length", max_length)):
             if value < 1:
@@ -50,18 +52,20 @@ class SlotCache:
         widths = [head_dim] * layers if isinstance(head_dim, int) else list(head_dim)
         self.slots = slots
         self.max_length = max_length
+        self.spare = spare
+        places = max_length + spare
         # Zeros, not empty: masked positions are read with weight 0, and 0 * NaN would be NaN.
         self.pairs: list[Tensor] = [
-            torch.zeros(2, slots, h, max_length, d, dtype=dtype, device=device)
+            torch.zeros(2, slots, h, places, d, dtype=dtype, device=device)
             for h, d in zip(heads, widths, strict=True)
         ]
-        """Per layer ``[2, slots, kv_heads, max_length, head_dim]``: keys, then values."""
+        """Per layer ``[2, slots, kv_heads, max_length + spare, head_dim]``: keys, then values."""
         self.keys = [pair[0] for pair in self.pairs]
         self.values = [pair[1] for pair in self.pairs]
         self.features: Tensor | None = None
-        """``[slots, max_length, feature_width]`` or ``None``."""
+        """``[slots, max_length + spare, feature_width]`` or ``None``."""
         if feature_width:
-            self.features = torch.zeros(slots, max_length, feature_width, dtype=dtype, device=device)
+            self.features = torch.zeros(slots, places, feature_width, dtype=dtype, device=device)
         self.lengths: list[int] = []
         """Committed tokens of each active row."""
         self._written: list[int] = [0] * slots

@@ -115,6 +115,7 @@ class Engine:
         self.cache = self.target.make_cache(self.slots, self.max_length, keep_features)
         self.prefixes = PrefixStore(self.cache, self.settings.prefix_cache_tokens)
         self.requests = Lifecycle(self, admission, self.intake, self.prefixes)
+        self.target.prepare(self.cache)
 
     def call(self, work: Callable[[], Any]) -> Future[Any]:
         """Run ``work`` on the engine's thread at the next step border; safe from any thread."""

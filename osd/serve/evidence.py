@@ -25,8 +25,10 @@ def keep_evidence(logits: torch.Tensor, kept: Sequence[tuple[Row, list[int]]], c
         return
     chosen = logits[[index for _, indices in groups for index in indices]]
     top = chosen.topk(min(count, chosen.shape[-1]), dim=-1)
-    logprobs = (top.values - chosen.logsumexp(-1, keepdim=True)).half().cpu()
-    ids = top.indices.int().cpu()
+    logprobs = top.values - chosen.logsumexp(-1, keepdim=True)
+    # One copy to the host: float32 holds every id of a vocabulary below 2 ** 24.
+    logprobs, ids = torch.cat((logprobs, top.indices.to(logprobs)), dim=-1).cpu().chunk(2, dim=-1)
+    logprobs, ids = logprobs.half(), ids.int()
     at = 0
     for row, indices in groups:
         row.evidence.append((ids[at : at + len(indices)], logprobs[at : at + len(indices)]))

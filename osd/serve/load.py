@@ -13,6 +13,7 @@ from drafts.errors import InvalidValueError
 from osd.serve.embedded import EMBEDDED, embedded_folder
 from osd.serve.facts import resolve_device, resolve_dtype
 from osd.serve.generic import GenericTarget, unsupported
+from osd.serve.graphs import CudaRecorder, GraphedTarget
 from osd.serve.lean import LeanTarget, lean_obstacle
 from osd.serve.probe import probe
 from osd.serve.quantize import quantise
@@ -23,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 FORWARDS = ("auto", "lean", "generic")
 NUMERICS = ("fast", "strict")
+GRAPHS = ("auto", "off")
 
 
 def load_target(
@@ -34,6 +36,7 @@ def load_target(
     feature_layers: Sequence[int] | None = None,
     quantization: str = "none",
     numerics: str = "fast",
+    graphs: str = "auto",
 ) -> tuple[TargetModel, Any]:
     """Load a target and its tokenizer, choose the forward, and probe it.
 
@@ -46,6 +49,7 @@ def load_target(
         feature_layers: Layers whose hidden states are kept, see :class:`TargetModel`.
         quantization: ``none``, or ``int8`` for :mod:`osd.serve.quantize`.
         numerics: ``fast``, or ``strict``: the same bits whatever else a pass computes.
+        graphs: ``auto`` records decode passes on a CUDA device, ``off`` does not.
 
     Raises:
         InvalidValueError: The model is not there, is no causal LM, or cannot be served over slots.
@@ -59,6 +63,8 @@ def load_target(
         raise InvalidValueError(
             "target.numerics", numerics, f"fast where target.quantization is {quantization}"
         )
+    if graphs not in GRAPHS:
+        raise InvalidValueError("target.graphs", graphs, f"one of {', '.join(GRAPHS)}")
     place = resolve_device(device)
     number = resolve_dtype(dtype, place)
     folder = str(embedded_folder(cache_dir)) if model == EMBEDDED else _checked(model)
@@ -72,7 +78,7 @@ def load_target(
     except (OSError, ValueError) as error:
         raise InvalidValueError("target.model", model, f"its tokenizer cannot be loaded ({error})") from error
     target = build_target(
-        plain, name=model, forward=forward, feature_layers=feature_layers, numerics=numerics
+        plain, name=model, forward=forward, feature_layers=feature_layers, numerics=numerics, graphs=graphs
     )
     return target, tokenizer
 
@@ -84,6 +90,7 @@ def build_target(
     forward: str = "auto",
     feature_layers: Sequence[int] | None = None,
     numerics: str = "fast",
+    graphs: str = "auto",
 ) -> TargetModel:
     """A probed target over an already loaded Hugging Face model.
 
@@ -95,7 +102,7 @@ def build_target(
     if numerics == "strict":
         return _strict(plain, name, feature_layers, obstacle)
     if obstacle is None:
-        lean = LeanTarget(plain, name=name, feature_layers=feature_layers)
+        lean = _lean(plain, name, feature_layers, graphs)
         result = probe(lean)
         if result.ok:
             return lean
@@ -131,6 +138,30 @@ def _strict(plain: Any, name: str, feature_layers: Sequence[int] | None, obstacl
     raise InvalidValueError(
         "target.numerics", "strict", f"fast for {name!r}, which the lean forward does not run ({obstacle})"
     )
+
+
+def _lean(plain: Any, name: str, feature_layers: Sequence[int] | None, graphs: str) -> LeanTarget:
+    """The lean target, its decode passes recorded where the device has graphs and they prove equal."""
+    device = plain.get_input_embeddings().weight.device
+    if graphs == "off" or device.type != "cuda":
+        return LeanTarget(plain, name=name, feature_layers=feature_layers)
+    target = GraphedTarget(plain, name=name, feature_layers=feature_layers, recorder=CudaRecorder(device))
+    return checked_graphs(target)
+
+
+def checked_graphs(target: GraphedTarget) -> GraphedTarget:
+    """``target``, every pass packed from now on if the recorded ones do not prove equal."""
+    result = probe(target)
+    if not result.ok:
+        logger.warning(
+            "%s: recorded passes not used, logits differ by %.3g (allowed %.3g) in: %s",
+            target.name,
+            result.worst,
+            result.allowed,
+            result.where,
+        )
+        target.stop_recording()
+    return target
 
 
 def hf_model(target: TargetModel) -> Any:

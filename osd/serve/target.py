@@ -104,6 +104,9 @@ class TargetModel(ABC):
             IntegrityError: A row does not start at its committed length or does not fit.
         """
 
+    def prepare(self, cache: SlotCache) -> None:  # noqa: B027
+        """Do what makes later passes over ``cache`` faster; called once, before the first pass."""
+
     def measure_costs(
         self, counts: Sequence[int], *, context: int = 128, budget: float = 4.0
     ) -> dict[int, float]:

@@ -166,6 +166,7 @@ class Engine:
                 wanted.cache_dir,
                 quantization=wanted.quantization,
                 numerics=wanted.numerics,
+                graphs=wanted.graphs,
             )
             return cls(loaded, target, tokenizer, options, thread)
 

@@ -72,6 +72,7 @@ def test_dtype_is_taken_from_the_config(tmp_path: Path, dtype: str) -> None:
         ("device", "gpu7"),
         ("dtype", "int3"),
         ("forward", "fast"),
+        ("graphs", "maybe"),
         ("model", "/no/such/folder"),
         ("model", "a/b/c"),
     ],
