@@ -127,5 +127,5 @@ class ProcessArm:
             raise ArmUnavailableError(f"its process ended with status {self._process.wait()}; see its log")
         message: dict[str, Any] = json.loads(line)
         if "error" in message:
-            raise ArmUnavailableError(str(message["error"]))
+            raise ArmUnavailableError(str(message["error"]).replace(str(Path.home()), "~")[:500])
         return message

@@ -73,6 +73,7 @@ def vllm_environment(venv: Path) -> dict[str, str]:
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_CACHE_ROOT": str(venv / "vllm-cache"),
+        "TORCHINDUCTOR_CACHE_DIR": str(venv / "inductor-cache"),
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
     }
