@@ -14,7 +14,7 @@ TRUNK   ?=
 .PHONY: help setup demo test lint format trunk peers-venv clean distclean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(VENV)/.warm ## Make .venv and the model cache (quick when they exist)
 

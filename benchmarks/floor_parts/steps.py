@@ -22,17 +22,21 @@ PARTS = {
 """The step's methods by part; ``evidence`` is called by ``commit`` and taken off it."""
 
 
+LEARNING = "learning"
+"""The learner's turn, which follows a step and is no part of its time."""
+
+
 class Stopwatch:
     """Times the parts of an engine's steps by wrapping its methods; :meth:`release` undoes that."""
 
     def __init__(self, core: Any) -> None:
-        self.core = core
         self.seconds: dict[str, float] = {}
         self._wrapped: list[tuple[Any, str]] = []
         for part, method in PARTS.items():
             self._wrap(core, method, part)
         self._wrap(core.target, "forward", "target pass")
-        self._wrap(core, "step", "step")
+        if core.worker is not None:
+            self._wrap(core.worker, "work", LEARNING)
 
     def release(self) -> None:
         """Put the methods back."""
@@ -51,8 +55,7 @@ class Stopwatch:
             try:
                 return inner(*arguments, **options)
             finally:
-                if part != "step" or self.core.rows:
-                    self.seconds[part] += time.perf_counter() - begin
+                self.seconds[part] += time.perf_counter() - begin
 
         setattr(owner, method, timed)
         self._wrapped.append((owner, method))
@@ -63,7 +66,8 @@ def step_parts(
 ) -> dict[str, Any]:
     """Milliseconds a step by part while the requests are served in a mode.
 
-    ``rest`` is what the parts leave of the engine's busy time. Steps with prefill count like all others.
+    ``rest`` is what the parts leave of the engine's busy time, which learning is no part of. Steps with
+    prefill count like all others.
     """
     engine.set_mode(**mode)
     core = engine.core
@@ -98,9 +102,11 @@ def step_parts(
 
 
 def split(seconds: dict[str, float], busy: float, steps: int) -> dict[str, float]:
-    """Milliseconds a step by part, nested parts taken off what holds them, and the rest."""
-    parts = {name: value for name, value in seconds.items() if name != "step"}
+    """Milliseconds a step by part, nested parts taken off what holds them, the rest, and learning besides."""
+    parts = {name: value for name, value in seconds.items() if name != LEARNING}
     if "commit" in parts:
         parts["commit"] -= parts.get("evidence", 0.0)
     parts["rest"] = busy - sum(parts.values())
+    if LEARNING in seconds:
+        parts[LEARNING] = seconds[LEARNING]
     return {name: 1e3 * value / max(steps, 1) for name, value in parts.items()}

@@ -65,11 +65,8 @@ class EngineArm:
 
 
 def rest(engine: ReplayEngine) -> None:
-    """Nothing drafts and nothing learns; prompts that were answered are forgotten, where the engine can."""
+    """Nothing drafts and nothing learns, so that the engine's thread sleeps."""
     engine.set_mode(sources=(), learn=False, k=None)
-    forget = getattr(engine, "forget_prefixes", None)
-    if forget is not None:
-        forget()
 
 
 def _answer(served: Served) -> Answer:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 from peer_arms.measured import ArmUnavailableError
 from peer_arms.process import ProcessArm
-from peer_arms.venv import ensure_venv, vllm_environment
+from peer_arms.venv import ensure_venv, threads, vllm_environment
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
 SPECULATIVE: dict[str, dict[str, Any] | None] = {
@@ -54,13 +53,13 @@ class PeerProcesses:
         common: dict[str, Any] = {"model": str(self.model), "dtype": self.dtype}
         log = self.logs / f"{name}.log"
         if name == "flashspec":
-            threads = {"OMP_NUM_THREADS": str(len(os.sched_getaffinity(0)))}
+            environment = {"OMP_NUM_THREADS": str(threads()), "HF_HUB_OFFLINE": "1"}
             note = "FlashSpec with its prompt-lookup drafter, one after the other"
             return ProcessArm(
                 python,
                 "flashspec_worker.py",
                 common,
-                threads,
+                environment,
                 log,
                 concurrency=concurrency,
                 eos=eos,

@@ -53,6 +53,13 @@ def ensure_venv(venv: Path) -> Path:
     return python
 
 
+def threads() -> int:
+    """Threads of a peer: as many as torch takes in this process."""
+    cores = len(os.sched_getaffinity(0))
+    wanted = os.environ.get("OMP_NUM_THREADS", "")
+    return min(int(wanted), cores) if wanted.isdigit() and int(wanted) else cores
+
+
 def vllm_environment(venv: Path) -> dict[str, str]:
     """Variables for vLLM on a CPU as its installation guide advises, in one process.
 
@@ -60,7 +67,7 @@ def vllm_environment(venv: Path) -> dict[str, str]:
     itself, because vLLM's own scheduler process spins while idle and would slow the other arms.
     ``KMP_BLOCKTIME`` (ms) is vLLM's own value: threads sleep 5 ms after the last parallel region.
     """
-    cores = sorted(os.sched_getaffinity(0))
+    cores = sorted(os.sched_getaffinity(0))[: threads()]
     libraries = [*_found(_TCMALLOC, 1), *map(str, venv.glob("lib/libiomp5.so"))]
     places = ",".join(map(str, cores))
     return {
