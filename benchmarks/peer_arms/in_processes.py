@@ -73,6 +73,7 @@ class PeerProcesses:
             "eager": self.eager,
         }
         kind = "no speculation" if speculative is None else f"speculative_config {speculative}"
+        kind += ", without compilation" if self.eager else ""
         return ProcessArm(
             python,
             "vllm_worker.py",

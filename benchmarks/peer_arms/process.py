@@ -56,10 +56,8 @@ class ProcessArm:
         note: str,
         start_seconds: float = START_SECONDS,
     ) -> None:
-        self.note = note
         self.concurrency = concurrency
         self.eos = sorted(eos)
-        self.facts: dict[str, Any] = {}
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         with open(log, "ab") as errors:
             self._process = subprocess.Popen(
@@ -74,11 +72,11 @@ class ProcessArm:
             )
         threading.Thread(target=self._read, daemon=True).start()
         try:
-            self.facts = self._answer(start_seconds)
+            facts = self._answer(start_seconds)
         except BaseException:
             self.close()
             raise
-        self.facts.pop("ready", None)
+        self.note = f"{note}, version {facts['version']}"
 
     def run(self, block: Sequence[Prompt], max_tokens: int) -> BlockRun:
         """Have the worker answer the block; the engine of this process must be at rest."""

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from peer_arms import process
+from peer_arms.blocks import measure, shuffled
 from peer_arms.in_engine import EngineArm
 from peer_arms.in_transformers import Watch, generate, until
 from peer_arms.measured import Answer, ArmUnavailableError, BlockRun, Prompt
@@ -15,7 +16,7 @@ from peer_arms.reference import Reference, equal_outputs, first_difference
 from peer_arms.show import plot, table
 from peer_arms.summary import Measurements, arm_figures, document, interval, ratios
 from peer_arms.venv import ensure_venv, vllm_environment
-from peers import command, measure, parse_arguments, shuffled, usable_prompts
+from peers import command, parse_arguments, usable_prompts
 
 from drafts.errors import InvalidValueError, UnknownNameError
 from router.app.traffic import TrafficItem
@@ -328,7 +329,7 @@ class TestProcessArm:
                 tmp_path / "log",
                 concurrency=2,
                 eos=[2],
-                note="",
+                note="a worker",
                 start_seconds=60,
             )
             arms.append(arm)
@@ -343,7 +344,7 @@ class TestProcessArm:
         result = arm.run([prompt(3), prompt(4)], 8)
         assert result.answers[3] == Answer((3, 4), 0.2, 0.1, 1)
         assert result.seconds == 0.5
-        assert arm.facts == {"version": "1.0"}
+        assert arm.note == "a worker, version 1.0"
         arm.close()
         assert arm._process.poll() is not None
         arm.close()

@@ -26,7 +26,7 @@ def start(options: dict[str, Any]) -> tuple[Callable[[dict[str, Any]], Any], dic
         disable_log_stats=True,
     )
     engine = LLMEngine.from_engine_args(arguments)
-    return lambda block: answer(engine, block), {"version": vllm.__version__, "eager": options["eager"]}
+    return lambda block: answer(engine, block), {"version": vllm.__version__}
 
 
 def answer(engine: Any, block: dict[str, Any]) -> dict[str, Any]:
