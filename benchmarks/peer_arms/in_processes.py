@@ -50,36 +50,47 @@ class PeerProcesses:
             ArmUnavailableError: With the reason.
         """
         python = self._python()
-        common: dict[str, Any] = {"model": str(self.model), "dtype": self.dtype}
-        log = self.logs / f"{name}.log"
         if name == "flashspec":
             environment = {"OMP_NUM_THREADS": str(threads()), "HF_HUB_OFFLINE": "1"}
             note = "FlashSpec with its prompt-lookup drafter, one after the other"
             return ProcessArm(
                 python,
                 "flashspec_worker.py",
-                common,
+                {"model": str(self.model), "dtype": self.dtype},
                 environment,
-                log,
+                self.logs / f"{name}.log",
                 concurrency=concurrency,
                 eos=eos,
                 note=note,
             )
+        if self.eager:
+            return self._vllm(python, name, concurrency, eos, eager=True)
+        try:
+            return self._vllm(python, name, concurrency, eos, eager=False)
+        except ArmUnavailableError as error:
+            print(f"  {name} does not start with compilation ({error}); without it now", flush=True)
+            return self._vllm(python, name, concurrency, eos, eager=True)
+
+    def _vllm(
+        self, python: Path, name: str, concurrency: int, eos: Sequence[int], *, eager: bool
+    ) -> ProcessArm:
         speculative = SPECULATIVE[name]
-        options = common | {
+        options: dict[str, Any] = {
+            "model": str(self.model),
+            "dtype": self.dtype,
             "max_length": self.max_length,
             "max_num_seqs": max(16, concurrency),
             "speculative": speculative,
-            "eager": self.eager,
+            "eager": eager,
         }
         kind = "no speculation" if speculative is None else f"speculative_config {speculative}"
-        kind += ", without compilation" if self.eager else ""
+        kind += ", without compilation" if eager else ""
         return ProcessArm(
             python,
             "vllm_worker.py",
             options,
             vllm_environment(self.venv),
-            log,
+            self.logs / f"{name}.log",
             concurrency=concurrency,
             eos=eos,
             note=f"vLLM's CPU build, {kind}, {concurrency} in flight",
