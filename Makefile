@@ -11,10 +11,10 @@ TOKENS  ?= 48
 TRUNK   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format trunk clean distclean
+.PHONY: help setup demo test lint format trunk peers-venv clean distclean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(VENV)/.warm ## Make .venv and the model cache (quick when they exist)
 
@@ -40,6 +40,9 @@ format: setup ## Format the sources
 # make trunk TRUNK='--prompts examples/pretrain/prompts.jsonl --prompts gsm8k.jsonl --exclude mix.jsonl'
 trunk: setup ## Train the trunk of the eagle drafts again, on the shipped prompts or those in TRUNK
 	$(BIN)/python -m router.app.trunk $(TRUNK)
+
+peers-venv: setup ## Make the environment of vLLM and FlashSpec for benchmarks/peers.py (minutes, 3 GB)
+	$(BIN)/python benchmarks/peers.py --make-venv
 
 clean: ## Remove results, demo state and tool caches
 	rm -rf out state build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
