@@ -147,7 +147,7 @@ class Soak:
             when = self.steps + self.random.randint(0, 12)
             self.cancel_at.setdefault(when, []).append(name)
 
-        def on_tokens(text: str, ids: tuple[int, ...]) -> None:
+        def on_tokens(text: str, ids: tuple[int, ...], logprobs: object) -> None:
             if fate == "receiver fails":
                 raise ConnectionError("the receiver hung up")
 

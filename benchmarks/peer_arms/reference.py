@@ -10,14 +10,13 @@ from typing import Any
 
 import torch
 
+from osd.serve.ties import tie_bound
 from peer_arms.in_transformers import generate
 from peer_arms.measured import Prompt
 from router.app.arms import ReplayEngine
-from router.app.verify_replay import TIE
 
-TIES = {"float32": TIE, "bfloat16": 0.5}
-"""Largest gap of the float32 scores at a first difference that counts as a near tie. bfloat16 keeps 8 bits:
-scores around 20 to 30, as this target's are, lie 0.125 apart, and the layers' rounding adds to that."""
+TIES = {"float32": tie_bound(torch.float32), "bfloat16": tie_bound(torch.bfloat16)}
+"""Largest gap of the float32 scores at a first difference that counts as a near tie, by the arms' dtype."""
 
 
 @dataclass
