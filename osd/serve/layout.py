@@ -142,6 +142,7 @@ class PassLayout:
         places: int64 ``[N]``, the place in that row.
         logit_tokens: Packed tokens whose logits are wanted; ``None`` means all.
         offsets: First logit row of each pass row.
+        span: Slot, begin and end of the tokens' places where the pass has one row; else empty.
     """
 
     def __init__(self, cache: SlotCache, rows: Sequence[PassRow], device: torch.device) -> None:
@@ -168,6 +169,7 @@ class PassLayout:
             slots.extend([row.slot] * count)
             places.extend(range(row.start, row.start + count))
         self.count = len(tokens)
+        self.span = [slots[0], places[0], places[-1] + 1] if len(rows) == 1 else []
         self.logit_count = len(wanted)
         table = torch.tensor([tokens, positions, slots, places]).to(device)
         self.tokens, self.positions, self.slots, self.places = table.unbind()

@@ -15,8 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from osd.serve.attention import Attention
+from osd.serve.attention import attention_parts
 from osd.serve.cache import SlotCache
+from osd.serve.decoder import Choice, Decoder, Projection, compiled_layers, norm, run_layers
 from osd.serve.facts import adopt_facts, checked_length
 from osd.serve.layout import PassLayout
 from osd.serve.products import Matrix, ProductPlan
@@ -32,6 +33,9 @@ def _gelu_tanh(x: Tensor) -> Tensor:
 
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "gelu_pytorch_tanh": _gelu_tanh}
+ROLES = ("qkv", "attn_out", "gate_up", "down")
+"""The matrices of a layer, in the order in which a pass reads them."""
+
 _STATIC_ROPE = ("default", "linear", "llama3", "yarn")
 
 
@@ -81,12 +85,19 @@ class LeanTarget(TargetModel):
         name: What it was loaded from.
         feature_layers: See :class:`~osd.serve.target.TargetModel`.
         budget: Seconds to spend on choosing matrix products by timing.
+        blocked: Whether weights may be copied into a second layout.
     """
 
     forward_kind = "lean"
 
     def __init__(
-        self, model: Any, *, name: str, feature_layers: Sequence[int] | None, budget: float = 3.0
+        self,
+        model: Any,
+        *,
+        name: str,
+        feature_layers: Sequence[int] | None,
+        budget: float = 4.0,
+        blocked: bool = True,
     ) -> None:
         adopt_facts(self, model, name, feature_layers)
         config = model.config
@@ -108,7 +119,9 @@ class LeanTarget(TargetModel):
             self._layers = [self._fuse(layer) for layer in model.model.layers]
             self._final_norm = self._norm_weight(model.model.norm)
         self._output = Matrix(self.output_weight)
-        self.plan = ProductPlan(self.weights(), budget=budget)
+        self.plan = ProductPlan(self.weights(), budget=budget, blocked=blocked)
+        self._run = compiled_layers() if self.device.type == "cpu" else run_layers
+        self._decoder = self._collect()
 
     def weights(self) -> dict[str, list[Matrix]]:
         """The matrices of a pass by role, for timing."""
@@ -137,55 +150,61 @@ class LeanTarget(TargetModel):
     def forward(self, cache: SlotCache, rows: Sequence[PassRow]) -> PassOutput:
         """See :meth:`TargetModel.forward`."""
         layout = PassLayout(cache, rows, self.device)
-        count = layout.count
-        product = self.plan.product
-        qkv_product, attn_product = product("qkv", count), product("attn_out", count)
-        gate_product, down_product = product("gate_up", count), product("down", count)
         cos, sin = self._rotation(layout.positions)
-        attention = Attention(cache, layout, self._heads, self._kv_heads, self._scaling, self.dtype)
-        rotated = self._heads + self._kv_heads
-        kept: list[Tensor] = []
-        half = self._head_dim // 2
-
         h = F.embedding(layout.tokens, self.embedding)
         if self._embed_scale is not None:
             h = h * self._embed_scale
-        for index, layer in enumerate(self._layers):
-            qkv = qkv_product(self._norm(h, layer.input_norm), layer.qkv)
-            if layer.qkv_bias is not None:
-                qkv = qkv + layer.qkv_bias
-            qkv = qkv.view(count, -1, self._head_dim)
-            qk = qkv[:, :rotated]
-            if layer.head_norm is not None:
-                qk.copy_(self._norm(qk, layer.head_norm))
-            turned = qk.roll(half, -1)
-            qk.mul_(cos).addcmul_(turned, sin)
-            attended = attention.attend(index, qkv)
-            h = h + _with_bias(attn_product(attended, layer.attn_out), layer.attn_out_bias)
-            gate_up = gate_product(self._norm(h, layer.mlp_norm), layer.gate_up)
-            gate, up = _with_bias(gate_up, layer.gate_up_bias).chunk(2, -1)
-            h = h + _with_bias(down_product(self._activation(gate).mul_(up), layer.down), layer.down_bias)
-            if cache.features is not None and index + 1 in self.feature_layers:
-                kept.append(h)
-
+        products = [self.plan.product(role, layout.count) for role in ROLES]
+        h, kept = self._run(
+            h,
+            cos,
+            sin,
+            cache.pairs,
+            self._decoder,
+            attention_parts(layout, self._heads // self._kv_heads, self.dtype),
+            layout.span,
+            layout.slots,
+            layout.places,
+            Choice([product.kernel for product in products], [product.rows for product in products]),
+            list(self.feature_layers) if cache.features is not None else [],
+        )
         if cache.features is not None:
             cache.features[layout.slots, layout.places] = torch.cat(kept, -1)
         if not layout.logit_count:
             return PassOutput(h.new_empty(0, self.vocab_size, dtype=torch.float32), layout.offsets)
         if layout.logit_tokens is not None:
             h = h[layout.logit_tokens]
-        output_product = product("output", layout.logit_count)
-        logits = output_product(self._norm(h, self._final_norm), self._output)
+        product = self.plan.product("output", layout.logit_count)
+        logits = product(self._norm(h, self._final_norm), self._output)
         return PassOutput(logits.float(), layout.offsets)
 
+    def _collect(self) -> Decoder:
+        """The layers as :func:`~osd.serve.decoder.run_layers` takes them."""
+        layers = self._layers
+        roles: dict[str, Projection] = {}
+        for role in ROLES:
+            parts = [getattr(layer, role).parts() for layer in layers]
+            biases = [getattr(layer, f"{role}_bias") for layer in layers]
+            plain, packed, scale, zeros = (list(column) for column in zip(*parts, strict=True))
+            bias = [bias for bias in biases if bias is not None]
+            roles[role] = Projection(plain, packed, scale, zeros, bias)
+        head_norms = [layer.head_norm for layer in layers if layer.head_norm is not None]
+        return Decoder(
+            input_norm=[layer.input_norm for layer in layers],
+            head_norm=head_norms,
+            mlp_norm=[layer.mlp_norm for layer in layers],
+            **roles,
+            heads=self._heads,
+            kv_heads=self._kv_heads,
+            head_dim=self._head_dim,
+            scaling=self._scaling,
+            eps=self._eps,
+            float_norm=bool(self._offset),
+            gelu=self._activation is not F.silu,
+        )
+
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        """Root-mean-square norm in float32 over the last dimension; ``weight`` may be per head."""
-        if weight.dim() == 1 and x.dtype == torch.float32:
-            return F.rms_norm(x, weight.shape, weight, self._eps)
-        normed = F.rms_norm(x.float(), weight.shape[-1:], None, self._eps)
-        if self._offset:
-            return (normed * weight.float()).to(x.dtype)
-        return normed.to(x.dtype) * weight
+        return norm(x, weight, self._eps, bool(self._offset))
 
     def _rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Rotary factors ``[N, 1, head_dim]``, the sine signed so that a half swap replaces negation."""
@@ -229,10 +248,6 @@ def _activation_name(config: Any) -> str:
 
 def _bias(module: Any) -> Tensor | None:
     return None if module.bias is None else module.bias.detach()
-
-
-def _with_bias(x: Tensor, bias: Tensor | None) -> Tensor:
-    return x if bias is None else x + bias
 
 
 def _join(modules: Sequence[Any]) -> tuple[Matrix, Tensor | None]:

@@ -20,6 +20,9 @@ logger = logging.getLogger(__name__)
 HALF_RANGE = 127.5
 """torchao's symmetric int8 range is -128..127, its half width this."""
 
+LEAST_STEP = torch.finfo(torch.float32).tiny
+"""Step of a row of zeros."""
+
 
 def quantise(model: Any, name: str) -> None:
     """Replace the weights of all linear layers of ``model`` but the output matrix by int8, in place.
@@ -70,7 +73,14 @@ def pack_int8(values: Tensor) -> Tensor:
     return packed
 
 
-def int8_product(x: Tensor, packed: Tensor, scale: Tensor, zeros: Tensor) -> Tensor:
+def int8_product(
+    x: Tensor,
+    packed: Tensor,
+    scale: Tensor,
+    zeros: Tensor,
+    half_range: float = HALF_RANGE,
+    least_step: float = LEAST_STEP,
+) -> Tensor:
     """``x [n, in]`` by quantised weights: ``[n, out]`` in the type of ``x``, as torchao computes it.
 
     Args:
@@ -78,14 +88,16 @@ def int8_product(x: Tensor, packed: Tensor, scale: Tensor, zeros: Tensor) -> Ten
         packed: From :func:`pack_int8`.
         scale: float32 ``[out]``.
         zeros: int64 ``[out]`` of zeros.
+        half_range: See :data:`HALF_RANGE`.
+        least_step: See :data:`LEAST_STEP`.
     """
     rows = x.float()
-    step = (rows.abs().amax(-1, keepdim=True) / HALF_RANGE).clamp_(min=torch.finfo(torch.float32).tiny)
+    step = (rows.abs().amax(-1, keepdim=True) / half_range).clamp_(min=least_step)
     rounded = (rows * step.reciprocal()).round_().clamp_(-128, 127).to(torch.int8)
-    found: Tensor = torch.ops.onednn.qlinear_pointwise(
+    found = torch.ops.onednn.qlinear_pointwise(
         rounded, 1.0, 0, packed, scale, zeros, None, 1.0, 0, torch.float32, "none", [], ""
     )
-    return found.mul_(step).to(x.dtype)
+    return found.mul_(step).to(x.dtype)  # type: ignore[no-any-return]
 
 
 def has_int8_product() -> bool:

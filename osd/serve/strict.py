@@ -66,11 +66,8 @@ class StrictTarget(LeanTarget):
     def __init__(
         self, model: Any, *, name: str, feature_layers: Sequence[int] | None, kernel: Kernel = KERNELS[0]
     ) -> None:
-        super().__init__(model, name=name, feature_layers=feature_layers, budget=0.0)
+        super().__init__(model, name=name, feature_layers=feature_layers, budget=0.0, blocked=False)
         self.kernel = kernel
-        for matrices in self.weights().values():
-            for matrix in matrices:
-                matrix.packed = None
 
     @torch.inference_mode()
     def forward(self, cache: SlotCache, rows: Sequence[PassRow]) -> PassOutput:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from osd.serve.graphs import GraphedTarget, Replay, Work
-from osd.serve.products import linear
+from osd.serve.products import LINEAR
 from osd.serve.target import PassOutput, PassRow
 from tests.tiny import tiny_model
 
@@ -78,7 +78,7 @@ class SpoiltTarget(GraphedTarget):
 def graphed(kind: str = "llama", cls: type[GraphedTarget] = GraphedTarget, **options: Any) -> GraphedTarget:
     options = {"recorder": RepeatingRecorder(), "budget": 0.0, **options}
     target = cls(options.pop("model", None) or tiny_model(kind), name=kind, feature_layers=None, **options)
-    target.plan.product = lambda name, count: linear  # which product is fastest is not the question here
+    target.plan.product = lambda name, count: LINEAR  # which product is fastest is not the question here
     return target
 
 

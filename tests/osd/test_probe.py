@@ -32,7 +32,7 @@ def spoil_rope(target: LeanTarget) -> None:
 
 
 def spoil_scaling(target: LeanTarget) -> None:
-    target._scaling *= 1.1
+    target._decoder = target._decoder._replace(scaling=1.1 * target._decoder.scaling)
 
 
 def spoil_norm(target: LeanTarget) -> None:
