@@ -10,7 +10,7 @@ blocks). Keys are compared, not only hashed: no collision can hand one text's ke
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -48,7 +48,7 @@ class PrefixStore:
             self._features = cache.features.new_empty(room, cache.features.shape[-1])
         self._index: dict[_Key, int] = {}
         self._keys: OrderedDict[int, _Key] = OrderedDict()
-        self._free = list(range(self.blocks))
+        self._free = self._all_free()
         self.requests = 0
         self.hits = 0
         self.tokens_reused = 0
@@ -119,7 +119,7 @@ class PrefixStore:
         """Forget everything, for example so that no arm of a comparison reuses what another computed."""
         self._index.clear()
         self._keys.clear()
-        self._free = list(range(self.blocks))
+        self._free = self._all_free()
 
     def as_dict(self) -> dict[str, int]:
         """Counters for the statistics."""
@@ -174,18 +174,34 @@ class PrefixStore:
         for block in reversed(chain):
             self._keys.move_to_end(block)
 
+    def _all_free(self) -> list[int]:
+        """All blocks, the first one last: they are claimed in order, so that a text lies in few pieces."""
+        return list(reversed(range(self.blocks)))
+
     def _copy_out(self, row: int, chain: Sequence[int], known: int) -> None:
-        places = self._places(chain[known:])
-        span = slice(known * BLOCK, len(chain) * BLOCK)
-        for pair, pool in zip(self._cache.pairs, self._pools, strict=True):
-            pool.index_copy_(2, places, pair[:, row, :, span])
-        if self._features is not None and self._cache.features is not None:
-            self._features.index_copy_(0, places, self._cache.features[row, span])
+        for at, block, count in _runs(chain, known):
+            source, place = (
+                slice(at * BLOCK, (at + count) * BLOCK),
+                slice(block * BLOCK, (block + count) * BLOCK),
+            )
+            for pair, pool in zip(self._cache.pairs, self._pools, strict=True):
+                pool[:, :, place] = pair[:, row, :, source]
+            if self._features is not None and self._cache.features is not None:
+                self._features[place] = self._cache.features[row, source]
 
     def _places(self, blocks: Sequence[int]) -> Tensor:
         """int64 ``[tokens]``: where the blocks' tokens lie in the pool."""
         first = torch.tensor(list(blocks), device=self._cache.pairs[0].device)[:, None] * BLOCK
         return (first + torch.arange(BLOCK, device=first.device)).flatten()
+
+
+def _runs(chain: Sequence[int], first: int) -> Iterator[tuple[int, int, int]]:
+    """Pieces of ``chain`` from ``first`` on whose blocks lie one behind the other: place, block, length."""
+    begin = first
+    for at in range(first + 1, len(chain) + 1):
+        if at == len(chain) or chain[at] != chain[at - 1] + 1:
+            yield begin, chain[begin], at - begin
+            begin = at
 
 
 def _part(tokens: Sequence[int], at: int) -> tuple[int, ...]:
