@@ -13,6 +13,12 @@ from drafts.pacing import Pacing
 from drafts.proposal import EMPTY, Price, Proposal
 from drafts.speculation import Choice, SpeculationBook
 
+MEMORY = 0.01
+"""Weight of one step in the share of time that speculation saves."""
+
+FIRST_STEPS = 100
+"""Steps before that share is known."""
+
 
 @dataclass(frozen=True)
 class Drawn:
@@ -46,6 +52,17 @@ class Control:
     _domains: list[str] = field(default_factory=list)
     _choices: list[Choice] = field(default_factory=list)
     _asked: int = 0
+    _plain_ms: float = 0.0
+    _took_ms: float = 0.0
+    _steps: int = 0
+
+    @property
+    def saved(self) -> float | None:
+        """Share of time that speculation saves of late, against plain decoding of as many rows.
+
+        Below 0 it costs more than it gains; ``None`` before enough steps were seen.
+        """
+        return 1.0 - self._took_ms / self._plain_ms if self._steps >= FIRST_STEPS else None
 
     def cut(self, domains: Sequence[str], drawn: Sequence[Drawn | None], price: Price) -> list[Proposal]:
         """Every row's nodes that pay over the whole batch (all of them where k is fixed).
@@ -119,10 +136,17 @@ class Control:
         self.pacing.note_step(rows, sum(emitted), expected + drafting_ms)
         self.pacing.note_asked(rows, self._asked, max(drafting_ms - calls_ms, 0.0))
         measured = None if price.measured_ms is None else price.measured_ms()
+        pass_ms = expected if measured is None else measured
+        self._note_saved(price.step_ms(rows) * sum(emitted) / rows, pass_ms + drafting_ms)
         if counted and len(self._choices) == rows:
-            pass_ms = expected if measured is None else measured
             self.book.add(self._domains, self._choices, emitted, pass_ms, drafting_ms)
         self._choices, self._asked = [], 0
+
+    def _note_saved(self, plain_ms: float, took_ms: float) -> None:
+        self._steps += 1
+        rate = max(MEMORY, 1.0 / self._steps)
+        self._plain_ms += rate * (plain_ms - self._plain_ms)
+        self._took_ms += rate * (took_ms - self._took_ms)
 
     def figures(self, domain: str) -> dict[str, Any]:
         """For the statistics of a domain."""

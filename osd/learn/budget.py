@@ -5,6 +5,12 @@ from __future__ import annotations
 FADE = 0.98
 """How the longest slice of late is forgotten, per slice."""
 
+GAIN_SHARE = 0.5
+"""Share of the time that speculation saves which learning may take."""
+
+LEAST_SHARE = 0.005
+"""Share of busy time that learning may take in any case, so that it can come back."""
+
 
 class Budget:
     """Earns ``share`` of busy time, spends what learning takes.
@@ -19,13 +25,21 @@ class Budget:
     """
 
     def __init__(self, share: float, cap: float = 0.5) -> None:
-        self.rate = share
+        self.rate = self.most = share
         self.cap = cap
         self.balance = 0.0
         self.busy = 0.0
         self.spent = 0.0
         self.idle_spent = 0.0
         self._slice = 0.0
+
+    def follow(self, saved: float | None) -> None:
+        """Live on what speculation saves, so that learning never makes a server slower than plain decoding.
+
+        Args:
+            saved: Share of time that speculation saves; ``None`` where it is not known yet.
+        """
+        self.rate = self.most if saved is None else min(self.most, max(GAIN_SHARE * saved, LEAST_SHARE))
 
     def earn(self, busy_seconds: float) -> None:
         """Serving took ``busy_seconds``."""

@@ -82,7 +82,8 @@ class LearnConfig(_Config):
         default=0.05,
         gt=0.0,
         lt=1.0,
-        description="Most of busy time that learning may take; idle time is free.",
+        description="Most of busy time that learning may take; under load it takes at most half of what "
+        "speculation saves. Idle time is free.",
     )
     queue_records: int = Field(
         default=64,

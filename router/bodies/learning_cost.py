@@ -28,11 +28,13 @@ class LearningCost:
         self._charged = 0.0
 
     def charge(self) -> None:
-        """Charge what has come up since the last call to the learner's budget."""
+        """Charge what has come up since the last call, and let the budget follow what speculation saves."""
         if self._parts.scheduler is None:
             return
         side = self._side_seconds()
-        self._parts.scheduler.budget.charge(side - self._charged)
+        budget = self._parts.scheduler.budget
+        budget.follow(self._parts.mixture.control.saved)
+        budget.charge(side - self._charged)
         self._charged = side
 
     def as_dict(self) -> dict[str, Any]:
@@ -47,6 +49,7 @@ class LearningCost:
         serving = max(self._core.busy_seconds - inside, 0.0)
         figures["busy_seconds"] = serving + total
         figures["share_of_busy_time"] = total / (serving + total) if total else 0.0
+        figures["budget_share_now"] = None if scheduler is None else scheduler.budget.rate
         figures["seconds_by_part"] = {
             "experts": own,
             "memories": self._parts.mixture.learn_seconds,

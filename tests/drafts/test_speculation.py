@@ -100,3 +100,16 @@ def test_a_run_is_what_was_added_since_its_beginning():
     assert (run["steps"], run["k"], run["plain_share"]) == (1, 2, 0.0)
     assert run["realised"]["tokens_per_ms"] == pytest.approx(0.5)
     assert run["plain_because"] == {"no proposal": 0.0}
+
+
+def test_the_share_of_time_saved_is_known_after_enough_steps_and_follows() -> None:
+    control, at = Control(), price(2)
+    plain = at.step_ms(2)
+    for _ in range(99):
+        control.settle(at, 0, [2, 2], 0.0, 0.0, counted=False)
+    assert control.saved is None
+    control.settle(at, 0, [2, 2], 0.0, 0.0, counted=False)
+    assert control.saved == pytest.approx(0.5)
+    for _ in range(1000):
+        control.settle(at, 0, [1, 1], 0.25 * plain, 0.0, counted=False)
+    assert control.saved == pytest.approx(-0.25, abs=0.01)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 import torch
 
 from drafts.registry import Registry
@@ -174,6 +175,15 @@ def test_saved_budget_is_capped() -> None:
     assert budget.balance == 0.1
     budget.spend(0.3)
     assert not budget.allows
+
+
+def test_the_budget_lives_on_what_speculation_saves() -> None:
+    budget = Budget(0.05)
+    for saved, share in ((None, 0.05), (0.4, 0.05), (0.02, 0.01), (0.0, 0.005), (-0.3, 0.005), (None, 0.05)):
+        budget.follow(saved)
+        before = budget.balance
+        budget.earn(1.0)
+        assert budget.balance - before == pytest.approx(share)
 
 
 def test_frozen_learning_takes_nothing() -> None:
