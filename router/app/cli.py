@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from typing import Annotated
@@ -50,6 +51,9 @@ def polydraft(
     ] = False,
 ) -> None:
     """Options before any command."""
+    # With torchao installed transformers imports it, and it reports every CUDA library that is not there.
+    for name in ("torchao", "torch.utils._pytree"):
+        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 app.command("serve")(serve.serve)

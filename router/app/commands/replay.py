@@ -90,6 +90,14 @@ def replay(
 
     items = read_traffic(find_traffic(traffic), limit)
     loaded = load_config(config)
+    if verify and temperature and loaded.engine.verification == "rejection":
+        from drafts.errors import InvalidValueError
+
+        raise InvalidValueError(
+            "--verify",
+            verify,
+            "0 at a temperature above 0 with engine.verification: rejection (no seed fixes it)",
+        )
     for path in (outputs, json_file, report):
         _writable(path)
 
