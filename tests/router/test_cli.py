@@ -87,6 +87,14 @@ def test_mistakes_are_one_message_and_exit_code_two(monkeypatch, capsys, tmp_pat
     assert "line 2" in failing(monkeypatch, capsys, "replay", str(traffic), "--config", "c.yaml")
 
 
+def test_sampled_answers_cannot_be_verified_under_rejection(monkeypatch, capsys, tmp_path: Path) -> None:
+    traffic, deployment = tmp_path / "t.jsonl", tmp_path / "c.yaml"
+    traffic.write_text('{"prompt": "a"}\n')
+    deployment.write_text("engine: {verification: rejection}\n")
+    wanted = ("replay", str(traffic), "--config", str(deployment), "--verify", "1", "--temperature", "0.8")
+    assert "no seed fixes" in failing(monkeypatch, capsys, *wanted)
+
+
 def test_k_and_sources_are_read_as_documented() -> None:
     assert [parse_k(text) for text in ("auto", "0", "4")] == [None, 0, 4]
     assert [parse_sources(text) for text in (None, "none", "lookup, ngram,lookup")] == [
