@@ -7,23 +7,10 @@ import pytest
 from drafts.kinds.lookup import LookupSource
 from drafts.kinds.ngram import NgramSource
 from drafts.mixture import Mixture
-from osd.serve.controller import StepCosts
 from tests.osd.engine_rig import Client, make_engine, prompts
 from tests.osd.exact_rig import Asked, alone, exact_target, first_difference, marked
 
 COUNT = 200
-
-
-class WidePassesAreFree(StepCosts):
-    """Prices at which trees always pay, so that what is tested does not hang on this machine's speed."""
-
-    def __init__(self) -> None:
-        super().__init__({1: 1000.0, 256: 1001.0})
-
-    def record(self, rows: int, tokens: int, milliseconds: float, beside: int = 0) -> None:
-        pass
-
-
 MARKS = ["RRRR", "RRW", "RW", "R"]
 
 
@@ -54,7 +41,6 @@ def serve(numerics: str, drafts: str, learn: bool, slots: int) -> dict[str, tupl
     fixed = {"none": 0, "chains": 4, "trees": None}[drafts]
     target = exact_target(numerics)
     engine = make_engine(drafter=drafter, target=target, slots=slots, fixed_k=fixed, prefill_chunk=64)
-    engine.costs = WidePassesAreFree()
     client = Client(engine)
     for index, item in enumerate(items):
         client.submit(str(index), item.prompt, **item.sampling)
