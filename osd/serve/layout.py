@@ -20,6 +20,20 @@ WASTE = 512
 """Cache entries read in vain that cost as much as attending in one group more."""
 
 
+def check_rows(rows: Sequence[PassRow]) -> None:
+    """What must hold of the rows of any pass.
+
+    Raises:
+        IntegrityError: A slot occurs twice, or a row has no tokens or not a parent for each but the first.
+    """
+    if len({row.slot for row in rows}) != len(rows):
+        raise IntegrityError(f"a slot occurs twice in one pass: {[row.slot for row in rows]}")
+    for row in rows:
+        count = len(row.tokens)
+        if not count or (row.parents is not None and len(row.parents) != count - 1):
+            raise IntegrityError(f"slot {row.slot}: {count} tokens, parents {row.parents}")
+
+
 def depths(row: PassRow) -> list[int]:
     """Depth of each of a row's tokens below ``tokens[0]``; a token's position is ``start + depth``."""
     if row.parents is None:
@@ -146,8 +160,7 @@ class PassLayout:
     """
 
     def __init__(self, cache: SlotCache, rows: Sequence[PassRow], device: torch.device) -> None:
-        if len({row.slot for row in rows}) != len(rows):
-            raise IntegrityError(f"a slot occurs twice in one pass: {[row.slot for row in rows]}")
+        check_rows(rows)
         self.rows = list(rows)
         self.starts: list[int] = []
         self.offsets: list[int] = []
@@ -158,8 +171,6 @@ class PassLayout:
         wanted: list[int] = []
         for row in rows:
             count = len(row.tokens)
-            if not count or (row.parents is not None and len(row.parents) != count - 1):
-                raise IntegrityError(f"slot {row.slot}: {count} tokens, parents {row.parents}")
             cache.reserve(row.slot, row.start, count)
             self.starts.append(len(tokens))
             self.offsets.append(len(wanted))

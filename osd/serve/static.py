@@ -19,10 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from drafts.errors import IntegrityError
 from osd.serve.cache import SlotCache
 from osd.serve.facts import checked_length
-from osd.serve.layout import depths
+from osd.serve.layout import check_rows, depths
 from osd.serve.lean import LeanTarget
 from osd.serve.target import PassRow
 
@@ -134,16 +133,13 @@ class StaticTable:
     """
 
     def __init__(self, cache: SlotCache, rows: Sequence[PassRow], bucket: Bucket) -> None:
-        if len({row.slot for row in rows}) != len(rows):
-            raise IntegrityError(f"a slot occurs twice in one pass: {[row.slot for row in rows]}")
+        check_rows(rows)
         self.values = padding(cache, bucket)
         planes = self.values.reshape(PLANES, bucket.rows, bucket.width)
         self.offsets: list[int] = []
         wanted: list[int] = []
         for row in rows:
             count = len(row.tokens)
-            if not count or (row.parents is not None and len(row.parents) != count - 1):
-                raise IntegrityError(f"slot {row.slot}: {count} tokens, parents {row.parents}")
             cache.reserve(row.slot, row.start, count)
             planes[_TOKENS, row.slot, :count] = row.tokens
             planes[_POSITIONS, row.slot, :count] = depths(row)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
+from drafts.errors import IntegrityError
 from osd.serve.cache import SlotCache
 from osd.serve.target import PassRow, TargetModel
 
@@ -59,3 +61,13 @@ def feed(target: TargetModel, cache: SlotCache, slot: int, text: list[int], chun
         found.append(target.forward(cache, [PassRow(slot, begin, part)]).logits)
         cache.commit(slot, begin + len(part))
     return torch.cat(found)
+
+
+def check_refusals(target: TargetModel, cache: SlotCache) -> None:
+    """Passes over an empty row 0 that no forward may run."""
+    with pytest.raises(IntegrityError, match="twice"):
+        target.forward(cache, [PassRow(0, 0, [1]), PassRow(0, 0, [2])])
+    with pytest.raises(IntegrityError, match="committed length is 0"):
+        target.forward(cache, [PassRow(0, 3, [1])])
+    with pytest.raises(IntegrityError, match="parents"):
+        target.forward(cache, [PassRow(0, 0, [1, 2], (-1, 0))])

@@ -24,7 +24,7 @@ from osd.serve.static import (
 )
 from osd.serve.target import PassRow
 from tests.osd.engine_rig import Branching, Client, Forced, check_kept, greedy, make_engine, prompts
-from tests.osd.passes import feed, plain_logits, plain_states, random_text
+from tests.osd.passes import check_refusals, feed, plain_logits, plain_states, random_text
 from tests.osd.recorders import (
     RefusingRecorder,
     SpoiltTarget,
@@ -207,12 +207,7 @@ def test_refuses_what_the_packed_pass_refuses() -> None:
     target = graphed()
     cache = target.make_cache(2, 32, keep_features=False)
     cache.acquire()
-    with pytest.raises(IntegrityError, match="twice"):
-        target.forward(cache, [PassRow(0, 0, [1]), PassRow(0, 0, [2])])
-    with pytest.raises(IntegrityError, match="committed length is 0"):
-        target.forward(cache, [PassRow(0, 3, [1])])
-    with pytest.raises(IntegrityError, match="parents"):
-        target.forward(cache, [PassRow(0, 0, [1, 2], (-1, 0))])
+    check_refusals(target, cache)
     with pytest.raises(IntegrityError, match="not active"):
         target.forward(cache, [PassRow(1, 0, [1])])
 
