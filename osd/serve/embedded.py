@@ -10,9 +10,11 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from drafts.errors import CheckpointError, InvalidValueError
@@ -94,6 +96,19 @@ def embedded_folder(cache_dir: Path | None = None) -> Path:
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return folder
+
+
+def embedded_weights(folder: Path) -> Callable[[str], torch.Tensor]:
+    """Reads the float32 weights of a converted target by parameter name, one by one."""
+    file = safe_open(folder / "model.safetensors", "pt")
+    names = set(file.keys())
+
+    def read(name: str) -> torch.Tensor:
+        # A tied output matrix is stored once, as the embedding.
+        weight: torch.Tensor = file.get_tensor(name if name in names else "model.embed_tokens.weight")
+        return weight
+
+    return read
 
 
 def _convert(source: Path, folder: Path) -> None:

@@ -149,7 +149,10 @@ class LeanTarget(TargetModel):
     @torch.inference_mode()
     def forward(self, cache: SlotCache, rows: Sequence[PassRow]) -> PassOutput:
         """See :meth:`TargetModel.forward`."""
-        layout = PassLayout(cache, rows, self.device)
+        return self.packed_pass(cache, PassLayout(cache, rows, self.device))
+
+    def packed_pass(self, cache: SlotCache, layout: PassLayout) -> PassOutput:
+        """The pass over rows that are laid out one after the other."""
         cos, sin = self._rotation(layout.positions)
         h = F.embedding(layout.tokens, self.embedding)
         if self._embed_scale is not None:

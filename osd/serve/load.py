@@ -10,11 +10,13 @@ from typing import Any
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from drafts.errors import InvalidValueError
-from osd.serve.embedded import EMBEDDED, embedded_folder
+from osd.serve.embedded import EMBEDDED, embedded_folder, embedded_weights
 from osd.serve.facts import resolve_device, resolve_dtype
 from osd.serve.generic import GenericTarget, unsupported
 from osd.serve.graphs import CudaRecorder, GraphedTarget
 from osd.serve.lean import LeanTarget, lean_obstacle
+from osd.serve.native import NativeTarget, native_obstacle
+from osd.serve.native_weights import Exact
 from osd.serve.probe import probe
 from osd.serve.quantize import quantise
 from osd.serve.strict_check import strict_target
@@ -22,7 +24,7 @@ from osd.serve.target import TargetModel
 
 logger = logging.getLogger(__name__)
 
-FORWARDS = ("auto", "lean", "generic")
+FORWARDS = ("auto", "native", "lean", "generic")
 NUMERICS = ("fast", "strict")
 GRAPHS = ("auto", "off")
 
@@ -44,7 +46,8 @@ def load_target(
         model: ``embedded``, a folder, or a Hugging Face hub name.
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
         dtype: ``auto``, ``float32``, ``bfloat16`` or ``float16``.
-        forward: ``lean``, ``generic``, or ``auto``: lean where the model allows it and it proves equal.
+        forward: ``generic``, ``lean``, ``native`` (lean with its small passes compiled), or ``auto``: the
+            last of these that the model and the machine allow and that proves equal.
         cache_dir: Where the embedded target is converted to.
         feature_layers: Layers whose hidden states are kept, see :class:`TargetModel`.
         quantization: ``none``, or ``int8`` for :mod:`osd.serve.quantize`.
@@ -78,7 +81,13 @@ def load_target(
     except (OSError, ValueError) as error:
         raise InvalidValueError("target.model", model, f"its tokenizer cannot be loaded ({error})") from error
     target = build_target(
-        plain, name=model, forward=forward, feature_layers=feature_layers, numerics=numerics, graphs=graphs
+        plain,
+        name=model,
+        forward=forward,
+        feature_layers=feature_layers,
+        numerics=numerics,
+        graphs=graphs,
+        exact=embedded_weights(Path(folder)) if model == EMBEDDED else None,
     )
     return target, tokenizer
 
@@ -91,8 +100,18 @@ def build_target(
     feature_layers: Sequence[int] | None = None,
     numerics: str = "fast",
     graphs: str = "auto",
+    exact: Exact | None = None,
 ) -> TargetModel:
     """A probed target over an already loaded Hugging Face model.
+
+    Args:
+        plain: The model.
+        name: What it was loaded from.
+        forward: As for :func:`load_target`.
+        feature_layers: As for :func:`load_target`.
+        numerics: As for :func:`load_target`.
+        graphs: As for :func:`load_target`.
+        exact: float32 weights by name that a bfloat16 model was rounded from, where they are at hand.
 
     Raises:
         InvalidValueError: The model cannot be served by the forward or with the numerics asked for.
@@ -102,14 +121,14 @@ def build_target(
     if numerics == "strict":
         return _strict(plain, name, feature_layers, obstacle)
     if obstacle is None:
-        lean = _lean(plain, name, feature_layers, graphs)
+        lean = _lean(plain, name, feature_layers, graphs, forward, exact)
         result = probe(lean)
         if result.ok:
             return lean
         obstacle = f"logits differ by {result.worst:.3g} (allowed {result.allowed:.3g}) in: {result.where}"
         logger.warning("%s: lean forward not used, %s", name, obstacle)
-    if forward == "lean":
-        raise InvalidValueError("target.forward", "lean", f"use auto or generic for this model: {obstacle}")
+    if forward in ("lean", "native"):
+        raise InvalidValueError("target.forward", forward, f"use auto or generic for this model: {obstacle}")
     logger.info("%s: generic forward (%s)", name, obstacle)
     target = GenericTarget(plain, name=name, feature_layers=feature_layers)
     try:
@@ -140,13 +159,41 @@ def _strict(plain: Any, name: str, feature_layers: Sequence[int] | None, obstacl
     )
 
 
-def _lean(plain: Any, name: str, feature_layers: Sequence[int] | None, graphs: str) -> LeanTarget:
-    """The lean target, its decode passes recorded where the device has graphs and they prove equal."""
+def _lean(
+    plain: Any,
+    name: str,
+    feature_layers: Sequence[int] | None,
+    graphs: str,
+    forward: str,
+    exact: Exact | None,
+) -> LeanTarget:
+    """The lean target, with whatever makes its small passes faster here and proves equal.
+
+    Raises:
+        InvalidValueError: ``native`` is asked for and not possible.
+    """
     device = plain.get_input_embeddings().weight.device
-    if graphs == "off" or device.type != "cuda":
-        return LeanTarget(plain, name=name, feature_layers=feature_layers)
-    target = GraphedTarget(plain, name=name, feature_layers=feature_layers, recorder=CudaRecorder(device))
-    return checked_graphs(target)
+    if device.type == "cuda" and graphs != "off" and forward != "native":
+        recorder = CudaRecorder(device)
+        return checked_graphs(
+            GraphedTarget(plain, name=name, feature_layers=feature_layers, recorder=recorder)
+        )
+    obstacle = "not asked for" if forward == "lean" else native_obstacle(plain)
+    if obstacle is None:
+        target = NativeTarget(plain, name=name, feature_layers=feature_layers, exact=exact)
+        result = probe(target)
+        if result.ok:
+            if forward == "auto":
+                target.fit()
+            return target
+        obstacle = f"logits differ by {result.worst:.3g} (allowed {result.allowed:.3g}) in: {result.where}"
+        logger.warning("%s: passes are not compiled, %s", name, obstacle)
+        target.limit = 0
+        if forward == "auto":
+            return target
+    if forward == "native":
+        raise InvalidValueError("target.forward", "native", f"use auto or lean for this model: {obstacle}")
+    return LeanTarget(plain, name=name, feature_layers=feature_layers)
 
 
 def checked_graphs(target: GraphedTarget) -> GraphedTarget:

@@ -72,7 +72,7 @@ class TargetModel(ABC):
     """
 
     name: str
-    forward_kind: Literal["lean", "generic"]
+    forward_kind: Literal["native", "lean", "generic"]
     vocab_size: int
     hidden_size: int
     max_positions: int
@@ -132,7 +132,7 @@ class TargetModel(ABC):
             row = cache.acquire()
             cache.reserve(row, 0, context)
             cache.commit(row, context)
-        passes = {count: _spread(count, context, self.vocab_size) for count in wanted}
+        passes = {count: spread(count, context, self.vocab_size, 1 if count <= 8 else 8) for count in wanted}
         taken: dict[int, list[float]] = {count: [] for count in wanted}
         deadline = time.perf_counter() + budget
         for turn in range(ROUNDS):
@@ -158,9 +158,9 @@ def timed(work: Callable[[], object], device: torch.device) -> float:
     return time.perf_counter() - begin
 
 
-def _spread(count: int, start: int, vocab_size: int) -> list[PassRow]:
-    """``count`` arbitrary tokens over at most 8 rows, as evenly as it goes."""
-    rows = min(8, count) if count > 8 else 1
+def spread(count: int, start: int, vocab_size: int, most: int) -> list[PassRow]:
+    """``count`` arbitrary tokens over at most ``most`` rows, as evenly as it goes."""
+    rows = min(most, count)
     sizes = [count // rows + (1 if row < count % rows else 0) for row in range(rows)]
     return [
         PassRow(row, start, [(7 * row + 13 * i) % vocab_size for i in range(size)])

@@ -1,0 +1,279 @@
+"""The lean forward with its passes over few tokens in compiled code, see :mod:`osd.serve.native_pass`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from drafts.native.team import Team, team
+from drafts.native.tiles import GROUP, OUTPUTS
+from drafts.native.vectors import LANES
+from osd.serve import native_pass as entry
+from osd.serve.cache import SlotCache
+from osd.serve.layout import PassLayout, ancestors
+from osd.serve.lean import LeanTarget
+from osd.serve.native_weights import KINDS, Exact, NativeWeights
+from osd.serve.quantize import is_quantised
+from osd.serve.target import PassOutput, PassRow, spread, timed
+
+logger = logging.getLogger(__name__)
+
+MOST_TOKENS = 64
+"""Passes over more tokens are the library's: its products are made for many rows."""
+
+ROWS_TIMED = 16
+COUNTS_TIMED = (64, 48, 32, 24, 16, 8, 4, 2, 1)
+"""Tokens of the passes that :meth:`NativeTarget.fit` times, over at most 16 rows."""
+
+_ROOM = MOST_TOKENS + 2 * entry.MOST_ROWS
+"""Rows of a buffer: tokens with the padding of their chunks."""
+
+
+def native_obstacle(model: Any) -> str | None:
+    """Why a model that the lean forward runs cannot have its passes in compiled code."""
+    config = model.config
+    weight = model.get_input_embeddings().weight
+    if weight.device.type != "cpu":
+        return "not on a processor"
+    if team() is None:
+        return "torch does not lend its threads here"
+    if is_quantised(model):
+        return "int8 weights"
+    if weight.dtype not in KINDS:
+        return f"type {weight.dtype}"
+    if config.model_type == "gemma":
+        return "model type 'gemma'"
+    size = int(model.model.layers[0].self_attn.head_dim)
+    widths = (config.hidden_size, config.intermediate_size, config.num_attention_heads * size)
+    if size % (2 * LANES) or any(width % GROUP for width in widths):
+        return f"heads of {size} and widths {widths} do not come in whole vectors"
+    return None
+
+
+class NativeTarget(LeanTarget):
+    """A lean target on a processor whose passes over few tokens are one call of compiled code.
+
+    Args:
+        model: As for :class:`LeanTarget`; :func:`native_obstacle` finds none.
+        name: What it was loaded from.
+        feature_layers: See :class:`~osd.serve.target.TargetModel`.
+        exact: float32 weights that a bfloat16 model was rounded from, where they are at hand.
+        limit: Passes over more tokens than this are the library's.
+        options: As for :class:`LeanTarget`.
+    """
+
+    forward_kind = "native"
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        name: str,
+        feature_layers: Sequence[int] | None,
+        exact: Exact | None = None,
+        limit: int = MOST_TOKENS,
+        **options: Any,
+    ) -> None:
+        super().__init__(model, name=name, feature_layers=feature_layers, **options)
+        lent = team()
+        assert lent is not None
+        self._team: Team = lent
+        with torch.no_grad():
+            self.native = NativeWeights(model, exact)
+        self.limit = limit
+        self._threads = torch.get_num_threads()
+        self._kept = _kept_table(len(self._layers), self.feature_layers)
+        self._numbers = np.array([self._eps, self._scaling], dtype=np.float32)
+        self._shared = _Shared(self, self._threads)
+        self._table = self._make_table()
+
+    def fit(self, context: int = 256, rounds: int = 3) -> None:
+        """Set :attr:`limit` by timing: the most tokens for which this is the faster forward.
+
+        Args:
+            context: Committed tokens of a row while measuring.
+            rounds: Readings of each, in turns; the least counts.
+        """
+        context = max(0, min(context, self.max_positions - MOST_TOKENS))
+        cache = self.make_cache(ROWS_TIMED, context + MOST_TOKENS // ROWS_TIMED, keep_features=False)
+        for _ in range(cache.slots):
+            row = cache.acquire()
+            cache.reserve(row, 0, context)
+            cache.commit(row, context)
+        for count in COUNTS_TIMED:
+            rows = spread(count, context, self.vocab_size, ROWS_TIMED)
+            least = {count: float("inf"), 0: float("inf")}
+            for _ in range(rounds):
+                for limit in least:
+                    self.limit = limit
+                    least[limit] = min(least[limit], timed(partial(self.forward, cache, rows), self.device))
+            if least[count] < least[0]:
+                self.limit = count
+                break
+        else:
+            self.limit = 0
+        logger.info("%s: passes of up to %d tokens run in compiled code", self.name, self.limit)
+
+    def packed_pass(self, cache: SlotCache, layout: PassLayout) -> PassOutput:
+        """See :meth:`LeanTarget.packed_pass`."""
+        if layout.count > self.limit:
+            return super().packed_pass(cache, layout)
+        count, wanted = layout.count, layout.logit_count
+        cos, sin = (side.float().contiguous() for side in self._rotation(layout.positions))
+        h = F.embedding(layout.tokens, self.embedding).float()
+        keeps = cache.features is not None
+        kept = h.new_empty(len(self.feature_layers) if keeps else 0, count, self.hidden_size)
+        chunks, _ = self.native.chunks(count)
+        logit_chunks, logit_rows = self.native.chunks(max(1, wanted))
+        tokens = layout.logit_tokens if layout.logit_tokens is not None else torch.arange(count)
+        logits = h.new_empty(logit_rows if wanted else 0, self._shared.vocab_stride)
+        masks: list[np.ndarray] = []
+        rows = _row_table(layout, masks)
+        pair = cache.pairs[0]
+        pairs = np.array([pair.data_ptr() for pair in cache.pairs], dtype=np.int64)
+        table = self._table
+        entries = pair.element_size()
+        for place, value in (
+            (entry.TOKENS, count),
+            (entry.PAIRS, pairs.ctypes.data),
+            (entry.SLOT_BYTES, pair.stride(1) * entries),
+            (entry.HEAD_BYTES, pair.stride(2) * entries),
+            (entry.SIDE_BYTES, pair.stride(0) * entries),
+            (entry.INPUT, h.data_ptr()),
+            (entry.COS, cos.data_ptr()),
+            (entry.SIN, sin.data_ptr()),
+            (entry.CHUNK_TABLE, chunks.ctypes.data),
+            (entry.ROWS, len(rows)),
+            (entry.ROW_TABLE, rows.ctypes.data),
+            (entry.LOGITS, wanted),
+            (entry.LOGIT_TOKENS, tokens.data_ptr()),
+            (entry.LOGIT_TABLE, logit_chunks.ctypes.data),
+            (entry.OUT, logits.data_ptr()),
+            (entry.KEPT, kept.data_ptr()),
+            (entry.KEPT_TABLE, self._kept[1 if keeps else 0].ctypes.data),
+        ):
+            table[place] = value
+        self._team.run(entry.run_pass.address, table.ctypes.data, self._threads)
+        if cache.features is not None:
+            states = kept.transpose(0, 1).flatten(1)
+            cache.features[layout.slots, layout.places] = states.to(cache.features.dtype)
+        return PassOutput(logits[:wanted, : self.vocab_size], layout.offsets)
+
+    def _make_table(self) -> np.ndarray:
+        """The entries that stay."""
+        weights, shared = self.native, self._shared
+        address = weights.kernels
+        found = np.zeros(entry.ENTRIES + 1, dtype=np.int64)
+        values = {
+            entry.THREADS: self._threads,
+            entry.BARRIER: self._team.barrier,
+            entry.THREAD: self._team.thread,
+            entry.LAYERS: len(self._layers),
+            entry.HIDDEN: self.hidden_size,
+            entry.INNER: shared.inner,
+            entry.HEADS: self._heads,
+            entry.KV_HEADS: self._kv_heads,
+            entry.SIZE: self._head_dim,
+            entry.QKV_STRIDE: shared.qkv_stride,
+            entry.OUT_STRIDE: shared.out_stride,
+            entry.ROUND: address["round"] if self.dtype == torch.bfloat16 else 0,
+            entry.NUMBERS: self._numbers.ctypes.data,
+            entry.WEIGHTS: weights.table.ctypes.data,
+            entry.ENTRY_BYTES: torch.empty(0, dtype=self.dtype).element_size(),
+            entry.VOCAB_STRIDE: shared.vocab_stride,
+            entry.HEAD_WEIGHTS: weights.tiles["output"].data.data_ptr(),
+            entry.FINAL_NORM: weights.norm_address(self._final_norm),
+            entry.SCORES: address["scores"],
+            entry.VALUES: address["values"],
+            entry.SOFTMAX: address["softmax"],
+            entry.GATE: address["gate"],
+            entry.STORE: address["store"],
+            entry.TOGETHER: weights.together,
+        }
+        for place, value in {**values, **shared.entries()}.items():
+            found[place] = value
+        return found
+
+
+class _Shared:
+    """Buffers of a pass: those that the threads share, and those that each has for itself."""
+
+    def __init__(self, target: NativeTarget, threads: int) -> None:
+        tiles = target.native.tiles
+        wide = tiles["attn_out"].inputs
+        self.inner = tiles["down"].inputs
+        self.qkv_stride, self.out_stride = tiles["qkv"].padded, tiles["down"].padded
+        self.vocab_stride = tiles["output"].padded
+        hidden = target.hidden_size
+        share = target._heads // target._kv_heads
+        self.scores_stride = -(-(target.max_positions + MOST_TOKENS) // LANES) * LANES + LANES
+        self._buffers = {
+            entry.SHARED_QKV: torch.zeros(_ROOM, self.qkv_stride),
+            entry.SHARED_ATTENDED: torch.zeros(_ROOM, wide),
+            entry.SHARED_PROJECTED: torch.zeros(_ROOM, self.out_stride),
+            entry.SHARED_ACTIVE: torch.zeros(_ROOM, self.inner),
+            entry.SHARED_DOWN: torch.zeros(_ROOM, self.out_stride),
+        }
+        sizes = {
+            0: _ROOM * hidden,
+            entry.PRIVATE_X: _ROOM * hidden,
+            entry.PRIVATE_LINE: hidden,
+            entry.PRIVATE_GATE: 2 * OUTPUTS * entry.MOST_ROWS,
+            entry.PRIVATE_HEADS: (share + 2) * target._head_dim,
+            entry.PRIVATE_SCORES: share * self.scores_stride,
+        }
+        self._offsets: dict[int, int] = {}
+        end = 0
+        for place, size in sizes.items():
+            self._offsets[place] = end
+            end += -(-size // LANES) * LANES + LANES
+        del self._offsets[0]
+        self._stride = end
+        self._private = torch.zeros(threads, end)
+
+    def entries(self) -> dict[int, int]:
+        """What the pass's table says of them."""
+        return {
+            **{place: buffer.data_ptr() for place, buffer in self._buffers.items()},
+            **self._offsets,
+            entry.PRIVATE: self._private.data_ptr(),
+            entry.PRIVATE_STRIDE: self._stride,
+            entry.SCORES_STRIDE: self.scores_stride,
+        }
+
+
+def _kept_table(layers: int, feature_layers: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Where each layer's hidden states go: nowhere, and to the features in order."""
+    nowhere = np.full(layers, -1, dtype=np.int64)
+    kept = nowhere.copy()
+    for place, layer in enumerate(feature_layers):
+        kept[layer - 1] = place
+    return nowhere, kept
+
+
+def _row_table(layout: PassLayout, masks: list[np.ndarray]) -> np.ndarray:
+    """Slot, start, tokens, first packed token and the address of a tree's mask, a row each.
+
+    Args:
+        layout: The pass.
+        masks: Takes what has to stay alive.
+    """
+    found = np.empty((len(layout.rows), 5), dtype=np.int64)
+    for index, (row, first) in enumerate(zip(layout.rows, layout.starts, strict=True)):
+        found[index] = (row.slot, row.start, len(row.tokens), first, _mask(row, masks))
+    return found
+
+
+def _mask(row: PassRow, masks: list[np.ndarray]) -> int:
+    if row.parents is None:
+        return 0
+    mask: np.ndarray = ancestors(row.parents).to(torch.uint8).numpy()
+    masks.append(mask)
+    return int(mask.ctypes.data)

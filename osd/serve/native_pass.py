@@ -1,0 +1,459 @@
+"""The target's pass in one piece of compiled code, run by every thread of the team at once.
+
+A pass over a few tokens is a hundred and fifty matrix products of some ten microseconds each: calling them
+one by one costs as much as computing them. Here the threads enter once, share out the tiles of each product,
+and wait for each other where one needs what another computed. What is cheap (norms, residual sums) every
+thread computes for itself instead of waiting.
+
+The code is numba's; it reads everything through one table of int64, whose entries are named below. All
+activations are float32; where the model's type is bfloat16, they are rounded where the model rounds them.
+
+Letters in shapes: N tokens of the pass, D size of a head, H heads, K key-value heads.
+"""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+from numba import types
+
+from drafts.native.calls import call0, call0_int, call2, call3, call4, call5, flags, floats, integers
+
+(
+    THREADS,  # threads of the team
+    BARRIER,  # address: wait for the team
+    THREAD,  # address: number of this thread
+    TOKENS,  # N
+    LAYERS,
+    HIDDEN,
+    INNER,  # width of the MLP
+    HEADS,
+    KV_HEADS,
+    SIZE,  # D
+    QKV_STRIDE,  # floats of a row of queries, keys and values
+    OUT_STRIDE,  # floats of a row of what attention and MLP put out
+    ROUND,  # address of rounding to bfloat16; 0 in float32
+    NUMBERS,  # address of float32 eps and score scaling
+    WEIGHTS,  # address of the layers' table, WIDTH entries a layer
+    PAIRS,  # address of the layers' caches [2, slots, K, places, D]
+    SLOT_BYTES,  # of a cache: from slot to slot
+    HEAD_BYTES,  # from head to head
+    SIDE_BYTES,  # from keys to values
+    ENTRY_BYTES,  # bytes of a number of the cache
+    INPUT,  # float32 [N, hidden]
+    COS,  # float32 [N, D]
+    SIN,
+    CHUNK_TABLE,  # number of chunks, then (first token, rows, padded rows, padded rows before) each
+    ROWS,  # number of cache rows
+    ROW_TABLE,  # (slot, start, tokens, first token, address of bool [T, T] or 0)
+    LOGITS,  # number of logit rows
+    LOGIT_TOKENS,  # address of int64 [logits]
+    LOGIT_TABLE,
+    OUT,  # float32 [logits, VOCAB_STRIDE]
+    VOCAB_STRIDE,
+    HEAD_WEIGHTS,
+    FINAL_NORM,
+    KEPT,  # address of float32 [kept layers, N, hidden]
+    KEPT_TABLE,  # address of one flag a layer: its place in KEPT, or -1
+    SCORES,  # kernels
+    VALUES,
+    SOFTMAX,
+    GATE,
+    STORE,
+    TOGETHER,  # queries that VALUES takes at once
+    SHARED_QKV,
+    SHARED_ATTENDED,
+    SHARED_PROJECTED,
+    SHARED_ACTIVE,
+    SHARED_DOWN,
+    PRIVATE,  # address of the threads' own floats
+    PRIVATE_STRIDE,  # floats of a thread
+    PRIVATE_X,  # offsets in them
+    PRIVATE_LINE,
+    PRIVATE_GATE,
+    PRIVATE_HEADS,
+    PRIVATE_SCORES,
+    SCORES_STRIDE,
+    ENTRIES,
+) = range(55)
+
+(
+    INPUT_NORM,
+    MLP_NORM,
+    HEAD_NORM,
+    QKV,
+    QKV_BIAS,
+    ATTN_OUT,
+    ATTN_OUT_BIAS,
+    GATE_UP,
+    GATE_UP_BIAS,
+    DOWN,
+    DOWN_BIAS,
+    WIDTH,
+) = range(12)
+
+(
+    KERNELS,  # address of the kernels by row count
+    TILES,
+    TILE_BYTES,
+    GROUPS,
+    SHAPE,
+) = range(5)
+"""Behind the layers' weights: five of these, for the four products of a layer and the output's."""
+
+MOST_ROWS = 16
+"""Rows of a chunk at most."""
+
+OPTIONS = {"nogil": True, "error_model": "numpy", "boundscheck": False, "cache": True}
+_SUMS = {"reassoc", "contract", "nsz", "arcp"}
+
+_jit = numba.njit(**OPTIONS)
+_sums = numba.njit(fastmath=_SUMS, **OPTIONS)
+
+
+@_sums
+def _add(into, what, count):
+    for i in range(count):
+        into[i] += what[i]
+
+
+@_sums
+def _copy(into, what, count):
+    for i in range(count):
+        into[i] = what[i]
+
+
+@_sums
+def _normed(line, h, weight, count, eps):
+    total = np.float32(0.0)
+    for i in range(count):
+        total += h[i] * h[i]
+    factor = np.float32(1.0) / np.sqrt(total / np.float32(count) + eps)
+    for i in range(count):
+        line[i] = h[i] * factor
+
+
+@_sums
+def _scaled(line, weight, count):
+    for i in range(count):
+        line[i] *= weight[i]
+
+
+@_jit
+def _norm_rows(a, private, tokens, chunks, weight, into):
+    """The norm of the rows that ``tokens`` names, each chunk as ``[hidden, padded rows]``."""
+    numbers = floats(a[NUMBERS])
+    hidden = a[HIDDEN]
+    table = integers(chunks)
+    line = floats(private + 4 * a[PRIVATE_LINE])
+    for chunk in range(table[0]):
+        first, rows, padded, before = (
+            table[1 + 4 * chunk],
+            table[2 + 4 * chunk],
+            table[3 + 4 * chunk],
+            table[4 + 4 * chunk],
+        )
+        x = floats(into + 4 * before * hidden)
+        for row in range(rows):
+            token = first + row
+            if tokens != 0:
+                token = integers(tokens)[token]
+            _normed(line, floats(private + 4 * token * hidden), floats(weight), hidden, numbers[0])
+            if a[ROUND] != 0:
+                call2(a[ROUND], private + 4 * a[PRIVATE_LINE], hidden)
+            _scaled(line, floats(weight), hidden)
+            if a[ROUND] != 0:
+                call2(a[ROUND], private + 4 * a[PRIVATE_LINE], hidden)
+            for i in range(hidden):
+                x[i * padded + row] = line[i]
+
+
+@_jit
+def _take(a, private, added, place, thread):
+    """Add what a product put out to this thread's hidden states, and keep them if a draft reads them."""
+    hidden = a[HIDDEN]
+    for token in range(a[TOKENS]):
+        h = private + 4 * token * hidden
+        _add(floats(h), floats(added + 4 * token * a[OUT_STRIDE]), hidden)
+        if a[ROUND] != 0:
+            call2(a[ROUND], h, hidden)
+        if place >= 0 and thread == 0:
+            _copy(floats(a[KEPT] + 4 * (place * a[TOKENS] + token) * hidden), floats(h), hidden)
+
+
+@_jit
+def _multiply(a, shape, weights, bias, x, inputs, chunks, out, stride, thread):
+    """This thread's tiles of a product over all chunks."""
+    entry = integers(shape)
+    kernels = integers(entry[KERNELS])
+    table = integers(chunks)
+    tiles, size = entry[TILES], entry[TILE_BYTES]
+    for tile in range(tiles * thread // a[THREADS], tiles * (thread + 1) // a[THREADS]):
+        at = weights + tile * size
+        for chunk in range(table[0]):
+            first, rows, padded, before = (
+                table[1 + 4 * chunk],
+                table[2 + 4 * chunk],
+                table[3 + 4 * chunk],
+                table[4 + 4 * chunk],
+            )
+            into = out + 4 * (first * stride + 32 * tile)
+            call5(kernels[padded], at, x + 4 * before * inputs, into, 4 * stride, entry[GROUPS])
+            if bias != 0 or a[ROUND] != 0:
+                for row in range(rows):
+                    if bias != 0:
+                        _add(floats(into + 4 * row * stride), floats(bias + 128 * tile), 32)
+                    if a[ROUND] != 0:
+                        call2(a[ROUND], into + 4 * row * stride, 32)
+
+
+@_jit
+def _gated(a, shape, weights, bias, private, chunks, active, thread):
+    """This thread's tiles of gate and up, and of what they make: ``[inner, padded rows]`` a chunk.
+
+    Tiles of gate and up take turns.
+    """
+    entry = integers(shape)
+    kernels = integers(entry[KERNELS])
+    table = integers(chunks)
+    pairs, size = entry[TILES] // 2, entry[TILE_BYTES]
+    gate = private + 4 * a[PRIVATE_GATE]
+    up = gate + 4 * 32 * MOST_ROWS
+    made = floats(gate)
+    x = private + 4 * a[PRIVATE_X]
+    for pair in range(pairs * thread // a[THREADS], pairs * (thread + 1) // a[THREADS]):
+        at = weights + 2 * pair * size
+        for chunk in range(table[0]):
+            rows, padded, before = table[2 + 4 * chunk], table[3 + 4 * chunk], table[4 + 4 * chunk]
+            inputs = x + 4 * before * a[HIDDEN]
+            call5(kernels[padded], at, inputs, gate, 128, entry[GROUPS])
+            call5(kernels[padded], at + size, inputs, up, 128, entry[GROUPS])
+            if bias != 0:
+                for row in range(rows):
+                    _add(floats(gate + 128 * row), floats(bias + 256 * pair), 32)
+                    _add(floats(up + 128 * row), floats(bias + 256 * pair + 128), 32)
+            call3(a[GATE], gate, up, 32 * padded)
+            into = floats(active + 4 * (before * a[INNER] + 32 * pair * padded))
+            for i in range(32):
+                for row in range(padded):
+                    into[i * padded + row] = made[32 * row + i]
+
+
+@_sums
+def _turn(out, x, cos, sin, size):
+    """Rotary positions; ``sin`` is signed so that the halves swap without a sign."""
+    half = size // 2
+    for i in range(half):
+        out[i] = x[i] * cos[i] + x[i + half] * sin[i]
+        out[i + half] = x[i + half] * cos[i + half] + x[i] * sin[i + half]
+
+
+@_sums
+def _turn_in_steps(out, x, cos, sin, size, second):
+    half = size // 2
+    if second:
+        for i in range(half):
+            out[i] += x[i + half] * sin[i]
+            out[i + half] += x[i] * sin[i + half]
+    else:
+        for i in range(size):
+            out[i] = x[i] * cos[i]
+
+
+@_jit
+def _place(a, source, norm, token, out, spare):
+    """A query or key of ``token`` at ``source``, normed if the model does that, turned to its position."""
+    size = a[SIZE]
+    x = source
+    if norm != 0:
+        line = floats(spare)
+        _normed(line, floats(source), floats(norm), size, floats(a[NUMBERS])[0])
+        if a[ROUND] != 0:
+            call2(a[ROUND], spare, size)
+        _scaled(line, floats(norm), size)
+        if a[ROUND] != 0:
+            call2(a[ROUND], spare, size)
+        x = spare
+    cos, sin = floats(a[COS] + 4 * token * size), floats(a[SIN] + 4 * token * size)
+    if a[ROUND] != 0:
+        _turn_in_steps(floats(out), floats(x), cos, sin, size, False)
+        call2(a[ROUND], out, size)
+        _turn_in_steps(floats(out), floats(x), cos, sin, size, True)
+        call2(a[ROUND], out, size)
+    else:
+        _turn(floats(out), floats(x), cos, sin, size)
+
+
+@_jit
+def _keep(a, norm, pair, row, head, private):
+    """Write the keys and values of all tokens of a row, for one key-value head."""
+    table = integers(a[ROW_TABLE] + 40 * row)
+    slot, start, count, first = table[0], table[1], table[2], table[3]
+    size, entry = a[SIZE], a[ENTRY_BYTES]
+    scratch = private + 4 * a[PRIVATE_HEADS]
+    cache = pair + slot * a[SLOT_BYTES] + head * a[HEAD_BYTES]
+    if norm != 0:
+        norm += 4 * size * a[HEADS] + 4 * size * head
+    for index in range(count):
+        token = first + index
+        key = a[SHARED_QKV] + 4 * (token * a[QKV_STRIDE] + (a[HEADS] + head) * size)
+        value = key + 4 * a[KV_HEADS] * size
+        _place(a, key, norm, token, scratch, scratch + 4 * size)
+        at = cache + (start + index) * size * entry
+        call3(a[STORE], scratch, at, size)
+        call3(a[STORE], value, at + a[SIDE_BYTES], size)
+
+
+@_jit
+def _attend(a, norm, pair, row, head, index, private):
+    """Attention of one token's queries that share a key-value head."""
+    table = integers(a[ROW_TABLE] + 40 * row)
+    slot, start, count, first, seen = table[0], table[1], table[2], table[3], table[4]
+    size = a[SIZE]
+    share = a[HEADS] // a[KV_HEADS]
+    token = first + index
+    length = start + count if seen != 0 else start + index + 1
+    keys = pair + slot * a[SLOT_BYTES] + head * a[HEAD_BYTES]
+    queries = private + 4 * a[PRIVATE_HEADS]
+    spare = queries + 4 * share * size
+    scaling = floats(a[NUMBERS])[1]
+    scores = private + 4 * a[PRIVATE_SCORES]
+    stride = 4 * a[SCORES_STRIDE]
+    for q in range(share):
+        source = a[SHARED_QKV] + 4 * (token * a[QKV_STRIDE] + (head * share + q) * size)
+        own = 0
+        if norm != 0:
+            own = norm + 4 * size * (head * share + q)
+        query = queries + 4 * q * size
+        _place(a, source, own, token, query, spare)
+        values = floats(query)
+        for i in range(size):
+            values[i] *= scaling
+        call4(a[SCORES], query, keys, length, scores + q * stride)
+        if seen != 0:
+            mask = flags(seen + index * count)
+            line = floats(scores + q * stride + 4 * start)
+            for other in range(count):
+                if mask[other] == 0:
+                    line[other] = np.float32(-np.inf)
+        call2(a[SOFTMAX], scores + q * stride, length)
+    for q in range(0, share, a[TOGETHER]):
+        call5(a[VALUES], scores + q * stride, stride, keys + a[SIDE_BYTES], length, queries + 4 * q * size)
+    if a[ROUND] != 0:
+        call2(a[ROUND], queries, share * size)
+
+
+@_jit
+def _hand_on(a, head, token, private):
+    """Put one token's attended heads where the next product reads them: ``[H * D, padded rows]`` a chunk."""
+    table = integers(a[CHUNK_TABLE])
+    chunk = 0
+    while token >= table[1 + 4 * chunk] + table[2 + 4 * chunk]:
+        chunk += 1
+    first, padded, before = table[1 + 4 * chunk], table[3 + 4 * chunk], table[4 + 4 * chunk]
+    size = a[SIZE]
+    share = a[HEADS] // a[KV_HEADS]
+    found = floats(private + 4 * a[PRIVATE_HEADS])
+    into = floats(
+        a[SHARED_ATTENDED] + 4 * (before * a[HEADS] * size + head * share * size * padded + token - first)
+    )
+    for i in range(share * size):
+        into[i * padded] = found[i]
+
+
+@_jit
+def _attend_all(a, norm, pair, private, thread):
+    """This thread's share of the attention of all rows, by the entries that are read."""
+    rows = a[ROWS]
+    total = 0
+    for row in range(rows):
+        table = integers(a[ROW_TABLE] + 40 * row)
+        total += a[KV_HEADS] * table[2] * (table[1] + table[2] + 32)
+    low, high = total * thread // a[THREADS], total * (thread + 1) // a[THREADS]
+    done = 0
+    for row in range(rows):
+        table = integers(a[ROW_TABLE] + 40 * row)
+        count, first = table[2], table[3]
+        cost = table[1] + count + 32
+        for head in range(a[KV_HEADS]):
+            kept = False
+            for index in range(count):
+                if low <= done < high:
+                    if not kept:
+                        # Two threads that share a row's head both write its keys: the same bits.
+                        _keep(a, norm, pair, row, head, private)
+                        kept = True
+                    _attend(a, norm, pair, row, head, index, private)
+                    _hand_on(a, head, first + index, private)
+                done += cost
+
+
+@numba.cfunc(types.void(types.CPointer(types.int64)), error_model="numpy", boundscheck=False, cache=True)
+def run_pass(a):
+    """The whole pass, as one thread of the team."""
+    thread = call0_int(a[THREAD])
+    private = a[PRIVATE] + 4 * thread * a[PRIVATE_STRIDE]
+    hidden = a[HIDDEN]
+    _copy(floats(private), floats(a[INPUT]), a[TOKENS] * hidden)
+    x = private + 4 * a[PRIVATE_X]
+    chunks = a[CHUNK_TABLE]
+    shapes = a[WEIGHTS] + 8 * WIDTH * a[LAYERS]
+    kept = integers(a[KEPT_TABLE])
+    pairs = integers(a[PAIRS])
+    wide = a[HEADS] * a[SIZE]
+    for layer in range(a[LAYERS]):
+        w = integers(a[WEIGHTS] + 8 * WIDTH * layer)
+        if layer > 0:
+            _take(a, private, a[SHARED_DOWN], kept[layer - 1], thread)
+        _norm_rows(a, private, 0, chunks, w[INPUT_NORM], x)
+        _multiply(a, shapes, w[QKV], w[QKV_BIAS], x, hidden, chunks, a[SHARED_QKV], a[QKV_STRIDE], thread)
+        call0(a[BARRIER])
+        _attend_all(a, w[HEAD_NORM], pairs[layer], private, thread)
+        call0(a[BARRIER])
+        _multiply(
+            a,
+            shapes + 8 * SHAPE,
+            w[ATTN_OUT],
+            w[ATTN_OUT_BIAS],
+            a[SHARED_ATTENDED],
+            wide,
+            chunks,
+            a[SHARED_PROJECTED],
+            a[OUT_STRIDE],
+            thread,
+        )
+        call0(a[BARRIER])
+        _take(a, private, a[SHARED_PROJECTED], -1, thread)
+        _norm_rows(a, private, 0, chunks, w[MLP_NORM], x)
+        _gated(
+            a, shapes + 16 * SHAPE, w[GATE_UP], w[GATE_UP_BIAS], private, chunks, a[SHARED_ACTIVE], thread
+        )
+        call0(a[BARRIER])
+        _multiply(
+            a,
+            shapes + 24 * SHAPE,
+            w[DOWN],
+            w[DOWN_BIAS],
+            a[SHARED_ACTIVE],
+            a[INNER],
+            chunks,
+            a[SHARED_DOWN],
+            a[OUT_STRIDE],
+            thread,
+        )
+        call0(a[BARRIER])
+    _take(a, private, a[SHARED_DOWN], kept[a[LAYERS] - 1], thread)
+    if a[LOGITS] > 0:
+        _norm_rows(a, private, a[LOGIT_TOKENS], a[LOGIT_TABLE], a[FINAL_NORM], x)
+        _multiply(
+            a,
+            shapes + 32 * SHAPE,
+            a[HEAD_WEIGHTS],
+            0,
+            x,
+            hidden,
+            a[LOGIT_TABLE],
+            a[OUT],
+            a[VOCAB_STRIDE],
+            thread,
+        )

@@ -1,0 +1,195 @@
+"""A model's weights as the compiled pass reads them: tiles, kernels and one table of addresses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from llvmlite import ir
+from torch import Tensor
+
+from drafts.native.attention import (
+    emit_gate,
+    emit_round,
+    emit_scores,
+    emit_softmax,
+    emit_store,
+    emit_values,
+    queries_at_once,
+)
+from drafts.native.codes import Tiles, tiles_of
+from drafts.native.machine import compiled, wide_registers
+from drafts.native.tiles import GROUP, OUTPUTS, Format, emit_tile
+from osd.serve import native_pass as entry
+
+KINDS = {torch.float32: "f32", torch.bfloat16: "bf16"}
+"""Types that a model may have, and what the kernels call them."""
+
+ROWS_WIDE = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14, entry.MOST_ROWS)
+ROWS_NARROW = (1, 2, 3, 4, 5, 6)
+"""Rows that a product kernel is made for, by the number of registers."""
+
+Exact = Callable[[str], Tensor]
+"""float32 weight by parameter name."""
+
+
+class NativeWeights:
+    """Tiles of every product, in the order of :data:`ROLES`, and the kernels over them.
+
+    Args:
+        model: The Hugging Face model.
+        exact: float32 weights that a bfloat16 model was rounded from, where they are at hand.
+    """
+
+    def __init__(self, model: Any, exact: Exact | None) -> None:
+        layers = model.model.layers
+        first = layers[0].self_attn
+        self.dtype: torch.dtype = model.lm_head.weight.dtype
+        self.size = int(first.head_dim)
+        self.share = int(model.config.num_attention_heads // model.config.num_key_value_heads)
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        source = _Source(names, exact)
+        self.tiles: dict[str, Tiles] = {}
+        for role, parts in _PARTS.items():
+            modules = [[_at(layer, part) for part in parts] for layer in layers]
+            self.tiles[role] = source.tiles(modules, interleaved=role == "gate_up")
+        self.tiles["output"] = source.tiles([[model.lm_head]])
+        self.rows = ROWS_WIDE if wide_registers() else ROWS_NARROW
+        self.together = queries_at_once(self.share, self.size)
+        self.kernels = compiled_kernels(
+            {tiles.format for tiles in self.tiles.values()}, self.rows, self.together, self.size, self.dtype
+        )
+        self._alive: list[Any] = []
+        self.table = self._table(model)
+        """int64: see :data:`~osd.serve.native_pass.WEIGHTS`."""
+
+    def chunks(self, count: int) -> tuple[np.ndarray, int]:
+        """Rows in chunks of about one size, padded to what kernels are made for.
+
+        Returns:
+            The table that the pass reads, and all rows with padding.
+        """
+        number = -(-count // self.rows[-1])
+        table, first, before = [number], 0, 0
+        for chunk in range(number):
+            rows = (count - first) // (number - chunk)
+            padded = next(kind for kind in self.rows if kind >= rows)
+            table += [first, rows, padded, before]
+            first, before = first + rows, before + padded
+        return np.array(table, dtype=np.int64), before
+
+    def _table(self, model: Any) -> np.ndarray:
+        layers = model.model.layers
+        table = np.zeros(len(layers) * entry.WIDTH + len(self.tiles) * entry.SHAPE, dtype=np.int64)
+        for index, layer in enumerate(layers):
+            line = table[index * entry.WIDTH : (index + 1) * entry.WIDTH]
+            attn, mlp = layer.self_attn, layer.mlp
+            line[entry.INPUT_NORM] = self._floats([layer.input_layernorm.weight])
+            line[entry.MLP_NORM] = self._floats([layer.post_attention_layernorm.weight])
+            if hasattr(attn, "q_norm"):
+                heads = model.config.num_attention_heads
+                norms = [attn.q_norm.weight] * heads + [attn.k_norm.weight] * (heads // self.share)
+                line[entry.HEAD_NORM] = self._floats(norms)
+            for role, place, bias in _PLACES:
+                tiles = self.tiles[role]
+                line[place] = tiles.data[index].data_ptr()
+                biases = [_at(layer, part).bias for part in _PARTS[role]]
+                if biases[0] is not None:
+                    parts = interleave(biases) if role == "gate_up" else biases
+                    line[bias] = self._floats(parts, tiles.padded)
+        for index, tiles in enumerate(self.tiles.values()):
+            line = table[len(layers) * entry.WIDTH + index * entry.SHAPE :]
+            line[entry.KERNELS] = self._kernel_table(tiles.format)
+            line[entry.TILES] = tiles.data.shape[1]
+            line[entry.TILE_BYTES] = tiles.data.shape[2]
+            line[entry.GROUPS] = tiles.inputs // GROUP
+        return table
+
+    def _kernel_table(self, fmt: Format) -> int:
+        table = np.zeros(entry.MOST_ROWS + 1, dtype=np.int64)
+        for rows in self.rows:
+            table[rows] = self.kernels[tile_name(fmt, rows)]
+        self._alive.append(table)
+        return int(table.ctypes.data)
+
+    def _floats(self, parts: Sequence[Tensor], length: int = 0) -> int:
+        """Address of a float32 copy of ``parts`` one after the other, filled up with zeros."""
+        whole = torch.cat([part.detach().float().reshape(-1) for part in parts])
+        whole = torch.cat((whole, whole.new_zeros(max(0, length - len(whole)))))
+        self._alive.append(whole)
+        return whole.data_ptr()
+
+    def norm_address(self, weight: Tensor) -> int:
+        """Address of a float32 copy of a norm's weight."""
+        return self._floats([weight])
+
+
+_PARTS: Mapping[str, tuple[str, ...]] = {
+    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "attn_out": ("self_attn.o_proj",),
+    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
+    "down": ("mlp.down_proj",),
+}
+_PLACES = (
+    ("qkv", entry.QKV, entry.QKV_BIAS),
+    ("attn_out", entry.ATTN_OUT, entry.ATTN_OUT_BIAS),
+    ("gate_up", entry.GATE_UP, entry.GATE_UP_BIAS),
+    ("down", entry.DOWN, entry.DOWN_BIAS),
+)
+
+
+class _Source:
+    """Weights of modules, and the float32 ones they were rounded from."""
+
+    def __init__(self, names: Mapping[int, str], exact: Exact | None) -> None:
+        self.names, self.exact = names, exact
+
+    def tiles(self, modules: Sequence[Sequence[Any]], interleaved: bool = False) -> Tiles:
+        join = interleave if interleaved else list
+        weights = [torch.cat(join([m.weight.detach() for m in parts])) for parts in modules]
+        exact = None
+        if self.exact is not None and weights[0].dtype == torch.bfloat16:
+            read = self.exact
+            exact = [torch.cat(join([read(self.names[id(m.weight)]) for m in parts])) for parts in modules]
+        found = tiles_of(weights, exact)
+        assert found is not None
+        return found
+
+
+def interleave(parts: Sequence[Tensor]) -> list[Tensor]:
+    """Tiles of the parts in turns: 32 outputs of the first, 32 of the second, and so on."""
+    return [tile for pair in zip(*(part.split(OUTPUTS) for part in parts), strict=True) for tile in pair]
+
+
+def _at(module: Any, path: str) -> Any:
+    for name in path.split("."):
+        module = getattr(module, name)
+    return module
+
+
+def tile_name(fmt: Format, rows: int) -> str:
+    """Name of a product's kernel."""
+    return f"tile_{fmt.key}_{rows}"
+
+
+def compiled_kernels(
+    formats: set[Format], rows: Sequence[int], together: int, size: int, dtype: torch.dtype
+) -> dict[str, int]:
+    """Addresses of all kernels that a model of these sizes needs, by name."""
+    kind, rounded = KINDS[dtype], dtype == torch.bfloat16
+
+    def emit(module: ir.Module) -> None:
+        for fmt in sorted(formats, key=lambda fmt: fmt.key):
+            for count in rows:
+                emit_tile(module, tile_name(fmt, count), fmt, count, wide_registers())
+        emit_scores(module, "scores", size, kind)
+        emit_values(module, "values", together, size, kind)
+        emit_softmax(module, "softmax")
+        emit_gate(module, "gate", rounded)
+        emit_round(module, "round")
+        emit_store(module, "store", kind)
+
+    names = [tile_name(fmt, count) for fmt in formats for count in rows]
+    return compiled(emit, [*names, "scores", "values", "softmax", "gate", "round", "store"])
