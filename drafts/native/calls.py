@@ -99,3 +99,14 @@ def call5(typingctx, address, a, b, c, d, e):
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 6), generate
+
+
+@intrinsic
+def call6(typingctx, address, a, b, c, d, e, f):
+    """Call ``void f(int64, ...)`` with six."""
+
+    def generate(context, builder, signature, args):
+        _call(builder, args[0], args[1:], ir.VoidType())
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 7), generate

@@ -7,13 +7,14 @@ decoding repeats the dequantisation exactly, the model stays the same.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from drafts.native.tiles import FORMATS, GROUP, OUTPUTS, ROUNDED, Format
+from drafts.native.tiles import FORMATS, GROUP, OUTPUTS, PAIRED, ROUNDED, Format
+from drafts.native.vectors import LANES
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +39,15 @@ class Tiles:
         return OUTPUTS * self.data.shape[1]
 
 
-def tiles_of(weights: Sequence[Tensor], exact: Sequence[Tensor] | None = None) -> Tiles | None:
+def tiles_of(
+    weights: Sequence[Tensor], exact: Sequence[Tensor] | None = None, *, paired: bool = False
+) -> Tiles | None:
     """``weights [out, in]``, all of one shape, in the smallest form that holds every one of them exactly.
 
     Args:
         weights: float32, float16 or bfloat16.
         exact: The float32 matrices that bfloat16 ``weights`` were rounded from, if they are at hand.
+        paired: Codes lie as matrix registers want them, see :mod:`~drafts.native.matrix_tiles`.
 
     Returns:
         ``None`` where the inputs do not come in whole groups, or the type is another.
@@ -54,9 +58,9 @@ def tiles_of(weights: Sequence[Tensor], exact: Sequence[Tensor] | None = None) -
         return None
     sources = list(weights) if exact is None else list(exact)
     if sources[0].dtype == torch.float32 and (exact is None or dtype == torch.bfloat16):
-        formats = FORMATS if dtype == torch.float32 else ROUNDED
+        formats = FORMATS if dtype == torch.float32 else PAIRED if paired else ROUNDED
         for name, encode in (("q4", _q4), ("q8", _q8)):
-            found = _all(encode, sources)
+            found = _all(encode, sources, paired)
             if found is not None and (
                 dtype == torch.float32
                 or all(torch.equal(s.to(dtype), w) for s, w in zip(sources, weights, strict=True))
@@ -73,10 +77,12 @@ def tiles_of(weights: Sequence[Tensor], exact: Sequence[Tensor] | None = None) -
 _PLAIN = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 
 
-def _all(encode, weights: Sequence[Tensor]) -> list[Tensor] | None:
-    found = []
+def _all(
+    encode: Callable[[Tensor, bool], Tensor | None], weights: Sequence[Tensor], paired: bool
+) -> list[Tensor] | None:
+    found: list[Tensor] = []
     for weight in weights:
-        tiles = encode(weight)
+        tiles = encode(weight, paired)
         if tiles is None:
             return None
         found.append(tiles)
@@ -97,7 +103,7 @@ def _bytes(x: Tensor) -> Tensor:
     return tiles.view(torch.uint8).reshape(*tiles.shape[:2], -1)
 
 
-def _q4(weight: Tensor) -> Tensor | None:
+def _q4(weight: Tensor, paired: bool) -> Tensor | None:
     """Blocks of GGUF's ``Q4_1``: ``scale * code + shift``, the shift being the least weight."""
     groups = _groups(weight)
     shift = groups.amin(-1).half()
@@ -106,12 +112,17 @@ def _q4(weight: Tensor) -> Tensor | None:
     codes = torch.where(steps > 0, (groups - base) / steps, 0.0).round().clamp(0, 15)
     if not torch.equal(codes * steps + base, groups):
         return None
-    split = codes.to(torch.uint8).view(-1, OUTPUTS, groups.shape[1], GROUP // 2, 2).permute(0, 2, 3, 4, 1)
-    pairs = (split[..., 0, :] | (split[..., 1, :] << 4)).flatten(2)
-    return torch.cat((pairs, _bytes(scale), _bytes(shift)), -1).flatten(1)
+    if paired:
+        sides = _sides(codes.to(torch.uint8))
+        pairs = sides[..., :LANES] | (sides[..., LANES:] << 4)
+    else:
+        split = codes.to(torch.uint8).view(-1, OUTPUTS, groups.shape[1], GROUP // 2, 2)
+        low, high = split.permute(4, 0, 2, 3, 1)
+        pairs = low | (high << 4)
+    return torch.cat((pairs.flatten(2), _bytes(scale), _bytes(shift)), -1).flatten(1)
 
 
-def _q8(weight: Tensor) -> Tensor | None:
+def _q8(weight: Tensor, paired: bool) -> Tensor | None:
     """Blocks of GGUF's ``Q8_0``: ``scale * code``, the largest code being 127."""
     groups = _groups(weight)
     scale = (groups.abs().amax(-1) / 127).half()
@@ -119,11 +130,25 @@ def _q8(weight: Tensor) -> Tensor | None:
     codes = torch.where(steps > 0, groups / steps, 0.0).round().clamp(-127, 127)
     if not torch.equal(codes * steps, groups):
         return None
-    split = codes.to(torch.int8).view(-1, OUTPUTS, groups.shape[1], GROUP).permute(0, 2, 3, 1)
+    if paired:
+        split = _sides(codes.to(torch.int8))
+    else:
+        split = codes.to(torch.int8).view(-1, OUTPUTS, groups.shape[1], GROUP).permute(0, 2, 3, 1)
     return torch.cat((split.contiguous().view(torch.uint8).flatten(2), _bytes(scale)), -1).flatten(1)
+
+
+def _sides(codes: Tensor) -> Tensor:
+    """``[tiles * 32, groups, 32] -> [tiles, groups, pairs of inputs, halves of a tile, 32]``.
+
+    The last dimension holds outputs with their two inputs side by side.
+    """
+    split = codes.view(-1, OUTPUTS // LANES, LANES, codes.shape[1], GROUP // 2, 2)
+    return split.permute(0, 3, 4, 1, 2, 5).flatten(-2)
 
 
 def _plain(weight: Tensor) -> Tensor:
     groups = _groups(weight)
-    split = groups.view(-1, OUTPUTS, groups.shape[1], GROUP).permute(0, 2, 3, 1).contiguous()
-    return split.view(torch.uint8).reshape(len(split), -1)
+    split = groups.view(-1, OUTPUTS, groups.shape[1], GROUP).permute(0, 2, 3, 1)
+    if weight.dtype == torch.bfloat16:
+        split = split.unflatten(2, (GROUP // 2, 2)).transpose(-1, -2)
+    return split.contiguous().view(torch.uint8).flatten(1)

@@ -30,7 +30,9 @@ class Format:
 
     Attributes:
         name: ``q4``: codes of 4 bits, ``scale * code + shift`` by group; ``q8``: signed codes of 8 bits,
-            ``scale * code``; both with float16 scales and shifts. ``f32``, ``f16``, ``bf16``: the numbers.
+            ``scale * code``; both with float16 scales and shifts. ``f32``, ``f16``: the numbers. ``bf16``: the
+            numbers, pairs of inputs side by side. ``q4p``, ``q8p``: codes in another order, see
+            :mod:`~drafts.native.matrix_tiles`.
         group_bytes: Bytes of a group of 32 inputs by 32 outputs.
         rounded: The decoded float32 is rounded to bfloat16, as the model's own matrix was.
     """
@@ -48,10 +50,12 @@ class Format:
 _BYTES = {"q4": 512 + 2 * 64, "q8": 1024 + 64, "f32": 4096, "f16": 2048, "bf16": 2048}
 FORMATS = {name: Format(name, size) for name, size in _BYTES.items()}
 ROUNDED = {name: Format(name, _BYTES[name], rounded=True) for name in ("q4", "q8")}
+PAIRED = {name: Format(f"{name}p", _BYTES[name], rounded=True) for name in ("q4", "q8")}
+"""The same with codes in the order of matrix registers."""
 
 
 def emit_tile(module: ir.Module, name: str, fmt: Format, rows: int, wide: bool) -> None:
-    """``name(weights, x, out, out_stride, groups)``.
+    """``name(weights, x, out, out_stride, groups, scratch)``; ``scratch`` is not read.
 
     Args:
         module: Where the function goes.
@@ -61,7 +65,7 @@ def emit_tile(module: ir.Module, name: str, fmt: Format, rows: int, wide: bool) 
         wide: The processor has 32 registers of 16 lanes: both halves of the tile go at once as long as
             their sums fit.
     """
-    e = Emitter(module, name, 5)
+    e = Emitter(module, name, 6)
     if wide and rows <= 12:
         _emit_halves(e, fmt, rows, [0, 1])
     else:
@@ -71,7 +75,7 @@ def emit_tile(module: ir.Module, name: str, fmt: Format, rows: int, wide: bool) 
 
 
 def _emit_halves(e: Emitter, fmt: Format, rows: int, halves: list[int]) -> None:
-    weights, x, out, stride, groups = e.arguments
+    weights, x, out, stride, groups, _ = e.arguments
     zero = constant(F32, 0.0)
 
     def group(_: ir.Value, carried: list[ir.Value]) -> list[ir.Value]:
@@ -100,29 +104,22 @@ class _Decoder:
     def __init__(self, e: Emitter, fmt: Format, at: ir.Value, halves: list[int]) -> None:
         self.e, self.fmt, self.at, self.halves = e, fmt, at, halves
         self._next: list[ir.Value] = []
-        behind = {"q4": 512, "q8": 1024}.get(fmt.name)
-        if behind is not None:
+        if fmt.name in ("q4", "q8"):
+            behind = 512 if fmt.name == "q4" else 1024
             self._scale = [e.floats(e.at(at, behind + 2 * LANES * half), "f16") for half in halves]
-        if fmt.name == "q4":
-            self._shift = [e.floats(e.at(at, behind + 64 + 2 * LANES * half), "f16") for half in halves]
+            if fmt.name == "q4":
+                self._shift = [e.floats(e.at(at, behind + 64 + 2 * LANES * half), "f16") for half in halves]
 
     def __call__(self, k: int) -> list[ir.Value]:
         """float32 weights of input ``k``, a vector a half."""
-        e, b = self.e, self.e.b
-        if self.fmt.name == "q4":
+        if self.fmt.name in ("q4", "bf16"):
             if k % 2:
                 return self._next
-            found, self._next = [], []
-            for place, half in enumerate(self.halves):
-                pairs = e.load(e.at(self.at, OUTPUTS * (k // 2) + LANES * half), lanes(I8))
-                codes = b.zext(pairs, lanes(I32))
-                for codes_of_input, into in (
-                    (b.and_(codes, constant(I32, 15)), found),
-                    (b.lshr(codes, constant(I32, 4)), self._next),
-                ):
-                    number = b.sitofp(codes_of_input, lanes(F32))
-                    into.append(self._round(e.fma(number, self._scale[place], self._shift[place])))
-            return found
+            split = self._nibbles if self.fmt.name == "q4" else self._pairs
+            pairs = [split(place, half, k // 2) for place, half in enumerate(self.halves)]
+            self._next = [second for _, second in pairs]
+            return [first for first, _ in pairs]
+        e, b = self.e, self.e.b
         if self.fmt.name == "q8":
             found = []
             for place, half in enumerate(self.halves):
@@ -134,6 +131,22 @@ class _Decoder:
             e.floats(e.at(self.at, size * (OUTPUTS * k + LANES * half)), self.fmt.name)
             for half in self.halves
         ]
+
+    def _nibbles(self, place: int, half: int, pair: int) -> tuple[ir.Value, ir.Value]:
+        e, b = self.e, self.e.b
+        codes = b.zext(e.load(e.at(self.at, OUTPUTS * pair + LANES * half), lanes(I8)), lanes(I32))
+        both = (b.and_(codes, constant(I32, 15)), b.lshr(codes, constant(I32, 4)))
+        first, second = (
+            self._round(e.fma(b.sitofp(c, lanes(F32)), self._scale[place], self._shift[place])) for c in both
+        )
+        return first, second
+
+    def _pairs(self, place: int, half: int, pair: int) -> tuple[ir.Value, ir.Value]:
+        e, b = self.e, self.e.b
+        bits = e.load(e.at(self.at, 4 * (OUTPUTS * pair + LANES * half)), lanes(I32))
+        first = b.shl(bits, constant(I32, 16))
+        second = b.and_(bits, constant(I32, 0xFFFF0000 - (1 << 32)))
+        return b.bitcast(first, lanes(F32)), b.bitcast(second, lanes(F32))
 
     def _round(self, value: ir.Value) -> ir.Value:
         return self.e.rounded(value) if self.fmt.rounded else value

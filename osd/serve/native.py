@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from drafts.native.matrix_tiles import scratch_bytes
 from drafts.native.team import Team, team
 from drafts.native.tiles import GROUP, OUTPUTS
 from drafts.native.vectors import LANES
@@ -28,13 +29,12 @@ logger = logging.getLogger(__name__)
 MOST_TOKENS = 64
 """Passes over more tokens are the library's: its products are made for many rows."""
 
+MOST_TOKENS_MATRIX = 512
+"""The same where products run in matrix registers, which are made for many rows too."""
+
 ROWS_TIMED = 16
-COUNTS_TIMED = (64, 48, 32, 24, 16, 8, 4, 2, 1)
+COUNTS_TIMED = (512, 256, 128, 64, 48, 32, 24, 16, 8, 4, 2, 1)
 """Tokens of the passes that :meth:`NativeTarget.fit` times, over at most 16 rows."""
-
-_ROOM = MOST_TOKENS + 2 * entry.MOST_ROWS
-"""Rows of a buffer: tokens with the padding of their chunks."""
-
 
 def native_obstacle(model: Any) -> str | None:
     """Why a model that the lean forward runs cannot have its passes in compiled code."""
@@ -65,7 +65,6 @@ class NativeTarget(LeanTarget):
         name: What it was loaded from.
         feature_layers: See :class:`~osd.serve.target.TargetModel`.
         exact: float32 weights that a bfloat16 model was rounded from, where they are at hand.
-        limit: Passes over more tokens than this are the library's.
         options: As for :class:`LeanTarget`.
     """
 
@@ -78,7 +77,6 @@ class NativeTarget(LeanTarget):
         name: str,
         feature_layers: Sequence[int] | None,
         exact: Exact | None = None,
-        limit: int = MOST_TOKENS,
         **options: Any,
     ) -> None:
         super().__init__(model, name=name, feature_layers=feature_layers, **options)
@@ -87,7 +85,10 @@ class NativeTarget(LeanTarget):
         self._team: Team = lent
         with torch.no_grad():
             self.native = NativeWeights(model, exact)
-        self.limit = limit
+        self.most = MOST_TOKENS_MATRIX if self.native.matrix else MOST_TOKENS
+        """Most tokens of a pass that the buffers hold."""
+        self.limit = self.most
+        """Passes over more tokens than this are the library's."""
         self._threads = torch.get_num_threads()
         self._kept = _kept_table(len(self._layers), self.feature_layers)
         self._numbers = np.array([self._eps, self._scaling], dtype=np.float32)
@@ -101,13 +102,14 @@ class NativeTarget(LeanTarget):
             context: Committed tokens of a row while measuring.
             rounds: Readings of each, in turns; the least counts.
         """
-        context = max(0, min(context, self.max_positions - MOST_TOKENS))
-        cache = self.make_cache(ROWS_TIMED, context + MOST_TOKENS // ROWS_TIMED, keep_features=False)
+        widest = self.most // ROWS_TIMED
+        context = max(0, min(context, self.max_positions - widest))
+        cache = self.make_cache(ROWS_TIMED, context + widest, keep_features=False)
         for _ in range(cache.slots):
             row = cache.acquire()
             cache.reserve(row, 0, context)
             cache.commit(row, context)
-        for count in COUNTS_TIMED:
+        for count in [count for count in COUNTS_TIMED if count <= self.most]:
             rows = spread(count, context, self.vocab_size, ROWS_TIMED)
             least = {count: float("inf"), 0: float("inf")}
             for _ in range(rounds):
@@ -184,6 +186,7 @@ class NativeTarget(LeanTarget):
             entry.QKV_STRIDE: shared.qkv_stride,
             entry.OUT_STRIDE: shared.out_stride,
             entry.ROUND: address["round"] if self.dtype == torch.bfloat16 else 0,
+            entry.MATRIX: int(weights.matrix),
             entry.NUMBERS: self._numbers.ctypes.data,
             entry.WEIGHTS: weights.table.ctypes.data,
             entry.ENTRY_BYTES: torch.empty(0, dtype=self.dtype).element_size(),
@@ -208,24 +211,26 @@ class _Shared:
     def __init__(self, target: NativeTarget, threads: int) -> None:
         tiles = target.native.tiles
         wide = tiles["attn_out"].inputs
+        room = target.most + 2 * entry.MOST_ROWS
         self.inner = tiles["down"].inputs
         self.qkv_stride, self.out_stride = tiles["qkv"].padded, tiles["down"].padded
         self.vocab_stride = tiles["output"].padded
         hidden = target.hidden_size
         share = target._heads // target._kv_heads
-        self.scores_stride = -(-(target.max_positions + MOST_TOKENS) // LANES) * LANES + LANES
+        self.scores_stride = -(-target.max_positions // LANES) * LANES + target.most + 2 * LANES
         self._buffers = {
-            entry.SHARED_QKV: torch.zeros(_ROOM, self.qkv_stride),
-            entry.SHARED_ATTENDED: torch.zeros(_ROOM, wide),
-            entry.SHARED_PROJECTED: torch.zeros(_ROOM, self.out_stride),
-            entry.SHARED_ACTIVE: torch.zeros(_ROOM, self.inner),
-            entry.SHARED_DOWN: torch.zeros(_ROOM, self.out_stride),
+            entry.SHARED_QKV: torch.zeros(room, self.qkv_stride),
+            entry.SHARED_ATTENDED: torch.zeros(room, wide),
+            entry.SHARED_PROJECTED: torch.zeros(room, self.out_stride),
+            entry.SHARED_ACTIVE: torch.zeros(room, self.inner),
+            entry.SHARED_DOWN: torch.zeros(room, self.out_stride),
         }
         sizes = {
-            0: _ROOM * hidden,
-            entry.PRIVATE_X: _ROOM * hidden,
+            0: room * hidden,
+            entry.PRIVATE_X: room * hidden,
             entry.PRIVATE_LINE: hidden,
             entry.PRIVATE_GATE: 2 * OUTPUTS * entry.MOST_ROWS,
+            entry.PRIVATE_SCRATCH: scratch_bytes(max(tile.inputs for tile in tiles.values())) // 4,
             entry.PRIVATE_HEADS: (share + 2) * target._head_dim,
             entry.PRIVATE_SCORES: share * self.scores_stride,
         }

@@ -17,7 +17,7 @@ import numba
 import numpy as np
 from numba import types
 
-from drafts.native.calls import call0, call0_int, call2, call3, call4, call5, flags, floats, integers
+from drafts.native.calls import call0, call0_int, call2, call3, call4, call5, call6, flags, floats, integers
 
 (
     THREADS,  # threads of the team
@@ -33,6 +33,7 @@ from drafts.native.calls import call0, call0_int, call2, call3, call4, call5, fl
     QKV_STRIDE,  # floats of a row of queries, keys and values
     OUT_STRIDE,  # floats of a row of what attention and MLP put out
     ROUND,  # address of rounding to bfloat16; 0 in float32
+    MATRIX,  # inputs of products: 0 float32 [inputs, padded rows] a chunk, 1 bfloat16 [padded rows, inputs]
     NUMBERS,  # address of float32 eps and score scaling
     WEIGHTS,  # address of the layers' table, WIDTH entries a layer
     PAIRS,  # address of the layers' caches [2, slots, K, places, D]
@@ -71,11 +72,12 @@ from drafts.native.calls import call0, call0_int, call2, call3, call4, call5, fl
     PRIVATE_X,  # offsets in them
     PRIVATE_LINE,
     PRIVATE_GATE,
+    PRIVATE_SCRATCH,
     PRIVATE_HEADS,
     PRIVATE_SCORES,
     SCORES_STRIDE,
     ENTRIES,
-) = range(55)
+) = range(57)
 
 (
     INPUT_NORM,
@@ -101,7 +103,7 @@ from drafts.native.calls import call0, call0_int, call2, call3, call4, call5, fl
 ) = range(5)
 """Behind the layers' weights: five of these, for the four products of a layer and the output's."""
 
-MOST_ROWS = 16
+MOST_ROWS = 64
 """Rows of a chunk at most."""
 
 OPTIONS = {"nogil": True, "error_model": "numpy", "boundscheck": False, "cache": True}
@@ -140,8 +142,20 @@ def _scaled(line, weight, count):
 
 
 @_jit
+def _put(a, numbers, count, into, inputs, at, padded, before, row):
+    """``count`` numbers of a row to the inputs ``at`` and following of a product."""
+    if a[MATRIX] != 0:
+        call3(a[STORE], numbers, into + 2 * ((before + row) * inputs + at), count)
+    else:
+        source = floats(numbers)
+        x = floats(into + 4 * (before * inputs + at * padded + row))
+        for i in range(count):
+            x[i * padded] = source[i]
+
+
+@_jit
 def _norm_rows(a, private, tokens, chunks, weight, into):
-    """The norm of the rows that ``tokens`` names, each chunk as ``[hidden, padded rows]``."""
+    """The norm of the rows that ``tokens`` names, as inputs of a product."""
     numbers = floats(a[NUMBERS])
     hidden = a[HIDDEN]
     table = integers(chunks)
@@ -153,7 +167,6 @@ def _norm_rows(a, private, tokens, chunks, weight, into):
             table[3 + 4 * chunk],
             table[4 + 4 * chunk],
         )
-        x = floats(into + 4 * before * hidden)
         for row in range(rows):
             token = first + row
             if tokens != 0:
@@ -164,8 +177,7 @@ def _norm_rows(a, private, tokens, chunks, weight, into):
             _scaled(line, floats(weight), hidden)
             if a[ROUND] != 0:
                 call2(a[ROUND], private + 4 * a[PRIVATE_LINE], hidden)
-            for i in range(hidden):
-                x[i * padded + row] = line[i]
+            _put(a, private + 4 * a[PRIVATE_LINE], hidden, into, hidden, 0, padded, before, row)
 
 
 @_jit
@@ -182,12 +194,14 @@ def _take(a, private, added, place, thread):
 
 
 @_jit
-def _multiply(a, shape, weights, bias, x, inputs, chunks, out, stride, thread):
+def _multiply(a, shape, weights, bias, x, inputs, chunks, out, stride, private, thread):
     """This thread's tiles of a product over all chunks."""
     entry = integers(shape)
     kernels = integers(entry[KERNELS])
     table = integers(chunks)
     tiles, size = entry[TILES], entry[TILE_BYTES]
+    wide = 2 if a[MATRIX] != 0 else 4
+    scratch = private + 4 * a[PRIVATE_SCRATCH]
     for tile in range(tiles * thread // a[THREADS], tiles * (thread + 1) // a[THREADS]):
         at = weights + tile * size
         for chunk in range(table[0]):
@@ -198,7 +212,8 @@ def _multiply(a, shape, weights, bias, x, inputs, chunks, out, stride, thread):
                 table[4 + 4 * chunk],
             )
             into = out + 4 * (first * stride + 32 * tile)
-            call5(kernels[padded], at, x + 4 * before * inputs, into, 4 * stride, entry[GROUPS])
+            inputs_at = x + wide * before * inputs
+            call6(kernels[padded], at, inputs_at, into, 4 * stride, entry[GROUPS], scratch)
             if bias != 0 or a[ROUND] != 0:
                 for row in range(rows):
                     if bias != 0:
@@ -209,34 +224,30 @@ def _multiply(a, shape, weights, bias, x, inputs, chunks, out, stride, thread):
 
 @_jit
 def _gated(a, shape, weights, bias, private, chunks, active, thread):
-    """This thread's tiles of gate and up, and of what they make: ``[inner, padded rows]`` a chunk.
-
-    Tiles of gate and up take turns.
-    """
+    """This thread's tiles of gate and up, which take turns, and of what they make."""
     entry = integers(shape)
     kernels = integers(entry[KERNELS])
     table = integers(chunks)
     pairs, size = entry[TILES] // 2, entry[TILE_BYTES]
     gate = private + 4 * a[PRIVATE_GATE]
     up = gate + 4 * 32 * MOST_ROWS
-    made = floats(gate)
+    wide = 2 if a[MATRIX] != 0 else 4
+    scratch = private + 4 * a[PRIVATE_SCRATCH]
     x = private + 4 * a[PRIVATE_X]
     for pair in range(pairs * thread // a[THREADS], pairs * (thread + 1) // a[THREADS]):
         at = weights + 2 * pair * size
         for chunk in range(table[0]):
             rows, padded, before = table[2 + 4 * chunk], table[3 + 4 * chunk], table[4 + 4 * chunk]
-            inputs = x + 4 * before * a[HIDDEN]
-            call5(kernels[padded], at, inputs, gate, 128, entry[GROUPS])
-            call5(kernels[padded], at + size, inputs, up, 128, entry[GROUPS])
+            inputs = x + wide * before * a[HIDDEN]
+            call6(kernels[padded], at, inputs, gate, 128, entry[GROUPS], scratch)
+            call6(kernels[padded], at + size, inputs, up, 128, entry[GROUPS], scratch)
             if bias != 0:
                 for row in range(rows):
                     _add(floats(gate + 128 * row), floats(bias + 256 * pair), 32)
                     _add(floats(up + 128 * row), floats(bias + 256 * pair + 128), 32)
-            call3(a[GATE], gate, up, 32 * padded)
-            into = floats(active + 4 * (before * a[INNER] + 32 * pair * padded))
-            for i in range(32):
-                for row in range(padded):
-                    into[i * padded + row] = made[32 * row + i]
+            call3(a[GATE], gate, up, 32 * rows)
+            for row in range(rows):
+                _put(a, gate + 128 * row, 32, active, a[INNER], 32 * pair, padded, before, row)
 
 
 @_sums
@@ -345,7 +356,7 @@ def _attend(a, norm, pair, row, head, index, private):
 
 @_jit
 def _hand_on(a, head, token, private):
-    """Put one token's attended heads where the next product reads them: ``[H * D, padded rows]`` a chunk."""
+    """Put one token's attended heads where the next product reads them."""
     table = integers(a[CHUNK_TABLE])
     chunk = 0
     while token >= table[1 + 4 * chunk] + table[2 + 4 * chunk]:
@@ -353,12 +364,9 @@ def _hand_on(a, head, token, private):
     first, padded, before = table[1 + 4 * chunk], table[3 + 4 * chunk], table[4 + 4 * chunk]
     size = a[SIZE]
     share = a[HEADS] // a[KV_HEADS]
-    found = floats(private + 4 * a[PRIVATE_HEADS])
-    into = floats(
-        a[SHARED_ATTENDED] + 4 * (before * a[HEADS] * size + head * share * size * padded + token - first)
-    )
-    for i in range(share * size):
-        into[i * padded] = found[i]
+    queries = private + 4 * a[PRIVATE_HEADS]
+    wide, at = a[HEADS] * size, head * share * size
+    _put(a, queries, share * size, a[SHARED_ATTENDED], wide, at, padded, before, token - first)
 
 
 @_jit
@@ -406,7 +414,19 @@ def run_pass(a):
         if layer > 0:
             _take(a, private, a[SHARED_DOWN], kept[layer - 1], thread)
         _norm_rows(a, private, 0, chunks, w[INPUT_NORM], x)
-        _multiply(a, shapes, w[QKV], w[QKV_BIAS], x, hidden, chunks, a[SHARED_QKV], a[QKV_STRIDE], thread)
+        _multiply(
+            a,
+            shapes,
+            w[QKV],
+            w[QKV_BIAS],
+            x,
+            hidden,
+            chunks,
+            a[SHARED_QKV],
+            a[QKV_STRIDE],
+            private,
+            thread,
+        )
         call0(a[BARRIER])
         _attend_all(a, w[HEAD_NORM], pairs[layer], private, thread)
         call0(a[BARRIER])
@@ -420,6 +440,7 @@ def run_pass(a):
             chunks,
             a[SHARED_PROJECTED],
             a[OUT_STRIDE],
+            private,
             thread,
         )
         call0(a[BARRIER])
@@ -439,6 +460,7 @@ def run_pass(a):
             chunks,
             a[SHARED_DOWN],
             a[OUT_STRIDE],
+            private,
             thread,
         )
         call0(a[BARRIER])
@@ -455,5 +477,6 @@ def run_pass(a):
             a[LOGIT_TABLE],
             a[OUT],
             a[VOCAB_STRIDE],
+            private,
             thread,
         )

@@ -21,13 +21,14 @@ from drafts.native.attention import (
 )
 from drafts.native.codes import Tiles, tiles_of
 from drafts.native.machine import compiled, wide_registers
+from drafts.native.matrix_tiles import MATRIX_ROWS, emit_matrix_tile, has_matrix_registers
 from drafts.native.tiles import GROUP, OUTPUTS, Format, emit_tile
 from osd.serve import native_pass as entry
 
 KINDS = {torch.float32: "f32", torch.bfloat16: "bf16"}
 """Types that a model may have, and what the kernels call them."""
 
-ROWS_WIDE = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14, entry.MOST_ROWS)
+ROWS_WIDE = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16)
 ROWS_NARROW = (1, 2, 3, 4, 5, 6)
 """Rows that a product kernel is made for, by the number of registers."""
 
@@ -50,16 +51,25 @@ class NativeWeights:
         self.size = int(first.head_dim)
         self.share = int(model.config.num_attention_heads // model.config.num_key_value_heads)
         names = {id(parameter): name for name, parameter in model.named_parameters()}
-        source = _Source(names, exact)
+        self.matrix = self.dtype == torch.bfloat16 and has_matrix_registers()
+        """Whether products run in matrix registers."""
+        source = _Source(names, exact, self.matrix)
         self.tiles: dict[str, Tiles] = {}
         for role, parts in _PARTS.items():
             modules = [[_at(layer, part) for part in parts] for layer in layers]
             self.tiles[role] = source.tiles(modules, interleaved=role == "gate_up")
         self.tiles["output"] = source.tiles([[model.lm_head]])
-        self.rows = ROWS_WIDE if wide_registers() else ROWS_NARROW
+        vectors = ROWS_WIDE if wide_registers() else ROWS_NARROW
+        self.rows = MATRIX_ROWS if self.matrix else vectors
+        """Rows that product kernels are made for."""
         self.together = queries_at_once(self.share, self.size)
         self.kernels = compiled_kernels(
-            {tiles.format for tiles in self.tiles.values()}, self.rows, self.together, self.size, self.dtype
+            {tiles.format for tiles in self.tiles.values()},
+            self.rows,
+            self.together,
+            self.size,
+            self.dtype,
+            self.matrix,
         )
         self._alive: list[Any] = []
         self.table = self._table(model)
@@ -85,7 +95,7 @@ class NativeWeights:
         table = np.zeros(len(layers) * entry.WIDTH + len(self.tiles) * entry.SHAPE, dtype=np.int64)
         for index, layer in enumerate(layers):
             line = table[index * entry.WIDTH : (index + 1) * entry.WIDTH]
-            attn, mlp = layer.self_attn, layer.mlp
+            attn = layer.self_attn
             line[entry.INPUT_NORM] = self._floats([layer.input_layernorm.weight])
             line[entry.MLP_NORM] = self._floats([layer.post_attention_layernorm.weight])
             if hasattr(attn, "q_norm"):
@@ -143,8 +153,8 @@ _PLACES = (
 class _Source:
     """Weights of modules, and the float32 ones they were rounded from."""
 
-    def __init__(self, names: Mapping[int, str], exact: Exact | None) -> None:
-        self.names, self.exact = names, exact
+    def __init__(self, names: Mapping[int, str], exact: Exact | None, paired: bool) -> None:
+        self.names, self.exact, self.paired = names, exact, paired
 
     def tiles(self, modules: Sequence[Sequence[Any]], interleaved: bool = False) -> Tiles:
         join = interleave if interleaved else list
@@ -153,7 +163,7 @@ class _Source:
         if self.exact is not None and weights[0].dtype == torch.bfloat16:
             read = self.exact
             exact = [torch.cat(join([read(self.names[id(m.weight)]) for m in parts])) for parts in modules]
-        found = tiles_of(weights, exact)
+        found = tiles_of(weights, exact, paired=self.paired)
         assert found is not None
         return found
 
@@ -175,7 +185,7 @@ def tile_name(fmt: Format, rows: int) -> str:
 
 
 def compiled_kernels(
-    formats: set[Format], rows: Sequence[int], together: int, size: int, dtype: torch.dtype
+    formats: set[Format], rows: Sequence[int], together: int, size: int, dtype: torch.dtype, matrix: bool
 ) -> dict[str, int]:
     """Addresses of all kernels that a model of these sizes needs, by name."""
     kind, rounded = KINDS[dtype], dtype == torch.bfloat16
@@ -183,7 +193,10 @@ def compiled_kernels(
     def emit(module: ir.Module) -> None:
         for fmt in sorted(formats, key=lambda fmt: fmt.key):
             for count in rows:
-                emit_tile(module, tile_name(fmt, count), fmt, count, wide_registers())
+                if matrix:
+                    emit_matrix_tile(module, tile_name(fmt, count), fmt, count)
+                else:
+                    emit_tile(module, tile_name(fmt, count), fmt, count, wide_registers())
         emit_scores(module, "scores", size, kind)
         emit_values(module, "values", together, size, kind)
         emit_softmax(module, "softmax")
