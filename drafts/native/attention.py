@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from llvmlite import ir
 
 from drafts.native.vectors import F16, F32, I16, I32, I64, LANES, Emitter, constant, lanes
@@ -91,8 +93,10 @@ def queries_at_once(share: int, size: int) -> int:
     return max(count for count in range(1, min(share, most) + 1) if share % count == 0)
 
 
-def emit_values(module: ir.Module, name: str, queries: int, size: int, kind: str) -> None:
+def emit_values(module: ir.Module, name: str, queries: int, size: int, kind: str, more: bool = False) -> None:
     """``name(weights, stride, values, count, out)``: ``out[q] = sum_i weights[q][i] values[i]``.
+
+    Values are added one after the other, so a sum may be cut anywhere and go on with ``more``.
 
     Args:
         module: Where the function goes.
@@ -100,6 +104,7 @@ def emit_values(module: ir.Module, name: str, queries: int, size: int, kind: str
         queries: Number of ``q``; their weights lie ``stride`` bytes apart, the outputs side by side.
         size: Numbers of a value, a multiple of 16; values lie one after the other.
         kind: Of the values; weights and outputs are float32.
+        more: Adds to what ``out`` holds.
     """
     e = Emitter(module, name, 5)
     weights, stride, values, count, out = e.arguments
@@ -116,7 +121,9 @@ def emit_values(module: ir.Module, name: str, queries: int, size: int, kind: str
                 sums[q * parts + part] = e.fma(factor, found[part], sums[q * parts + part])
         return sums
 
-    sums = e.loop(count, 1, [constant(F32, 0.0)] * (queries * parts), add)
+    places = range(queries * parts)
+    start = [e.floats(e.at(out, 4 * LANES * i), "f32") if more else constant(F32, 0.0) for i in places]
+    sums = e.loop(count, 1, start, add)
     for index, value in enumerate(sums):
         e.store(value, e.at(out, 4 * LANES * index))
     e.b.ret_void()
@@ -161,7 +168,7 @@ def emit_softmax(module: ir.Module, name: str) -> None:
     e.b.ret_void()
 
 
-def _fold(e: Emitter, vector: ir.Value, join) -> ir.Value:
+def _fold(e: Emitter, vector: ir.Value, join: Callable[[ir.Value, ir.Value], ir.Value]) -> ir.Value:
     """All lanes joined into one number."""
     width = LANES // 2
     while width:

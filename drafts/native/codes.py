@@ -150,5 +150,5 @@ def _plain(weight: Tensor) -> Tensor:
     groups = _groups(weight)
     split = groups.view(-1, OUTPUTS, groups.shape[1], GROUP).permute(0, 2, 3, 1)
     if weight.dtype == torch.bfloat16:
-        split = split.unflatten(2, (GROUP // 2, 2)).transpose(-1, -2)
+        split = split.reshape(*split.shape[:2], GROUP // 2, 2, OUTPUTS).transpose(-1, -2)
     return split.contiguous().view(torch.uint8).flatten(1)

@@ -35,7 +35,7 @@ def has_matrix_registers() -> bool:
     needed = ("amx-bf16", "amx-tile", "avx512bf16")
     if not sys.platform.startswith("linux") or not all(features.get(name, False) for name in needed):
         return False
-    return ctypes.CDLL(None).syscall(_SYSCALL, _REQUEST, _TILE_DATA) == 0
+    return bool(ctypes.CDLL(None).syscall(_SYSCALL, _REQUEST, _TILE_DATA) == 0)
 
 
 def scratch_bytes(inputs: int) -> int:

@@ -30,8 +30,8 @@ class Format:
 
     Attributes:
         name: ``q4``: codes of 4 bits, ``scale * code + shift`` by group; ``q8``: signed codes of 8 bits,
-            ``scale * code``; both with float16 scales and shifts. ``f32``, ``f16``: the numbers. ``bf16``: the
-            numbers, pairs of inputs side by side. ``q4p``, ``q8p``: codes in another order, see
+            ``scale * code``; both with float16 scales and shifts. ``f32``, ``f16``: the numbers.
+            ``bf16``: the numbers, pairs of inputs side by side. ``q4p``, ``q8p``: codes in another order, see
             :mod:`~drafts.native.matrix_tiles`.
         group_bytes: Bytes of a group of 32 inputs by 32 outputs.
         rounded: The decoded float32 is rounded to bfloat16, as the model's own matrix was.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -88,7 +88,7 @@ class LeanTarget(TargetModel):
         blocked: Whether weights may be copied into a second layout.
     """
 
-    forward_kind = "lean"
+    forward_kind: Literal["native", "lean", "generic"] = "lean"
 
     def __init__(
         self,

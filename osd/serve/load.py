@@ -19,7 +19,7 @@ from osd.serve.native import NativeTarget, native_obstacle
 from osd.serve.native_weights import Exact
 from osd.serve.probe import probe
 from osd.serve.quantize import quantise
-from osd.serve.strict_check import strict_target
+from osd.serve.strict_check import pass_dependence, strict_target
 from osd.serve.target import TargetModel
 
 logger = logging.getLogger(__name__)
@@ -119,7 +119,7 @@ def build_target(
     plain.eval().requires_grad_(False)
     obstacle = "not asked for" if forward == "generic" else lean_obstacle(plain)
     if numerics == "strict":
-        return _strict(plain, name, feature_layers, obstacle)
+        return _strict(plain, name, feature_layers, obstacle, forward, exact)
     if obstacle is None:
         lean = _lean(plain, name, feature_layers, graphs, forward, exact)
         result = probe(lean)
@@ -146,8 +146,25 @@ def build_target(
     return target
 
 
-def _strict(plain: Any, name: str, feature_layers: Sequence[int] | None, obstacle: str | None) -> TargetModel:
-    """Strict numerics need the lean forward: no other leaves the shapes of a pass to us."""
+def _strict(
+    plain: Any,
+    name: str,
+    feature_layers: Sequence[int] | None,
+    obstacle: str | None,
+    forward: str,
+    exact: Exact | None,
+) -> TargetModel:
+    """Strict numerics need the lean forward: no other leaves the shapes of a pass to us.
+
+    Compiled passes are strict by the way they compute, and far faster than a library's kernels over blocks of
+    one shape, which serve where those are not to be had.
+    """
+    if obstacle is None and forward != "lean" and native_obstacle(plain) is None:
+        native = NativeTarget(plain, name=name, feature_layers=feature_layers, exact=exact, strict=True)
+        result, fault = probe(native), pass_dependence(native)
+        if result.ok and fault is None:
+            return native
+        logger.warning("%s: strict numerics not by compiled passes: %s", name, fault or result.where)
     if obstacle is None:
         target = strict_target(plain, name=name, feature_layers=feature_layers)
         result = probe(target)

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from drafts.errors import IntegrityError
 from drafts.native.matrix_tiles import scratch_bytes
 from drafts.native.team import Team, team
 from drafts.native.tiles import GROUP, OUTPUTS
@@ -32,9 +33,16 @@ MOST_TOKENS = 64
 MOST_TOKENS_MATRIX = 512
 """The same where products run in matrix registers, which are made for many rows too."""
 
+MOST_TOKENS_STRICT = 4096
+"""With strict numerics every pass is compiled, whatever its size."""
+
+TURNS = 1024
+"""Positions whose rotary factors are computed at once."""
+
 ROWS_TIMED = 16
 COUNTS_TIMED = (512, 256, 128, 64, 48, 32, 24, 16, 8, 4, 2, 1)
 """Tokens of the passes that :meth:`NativeTarget.fit` times, over at most 16 rows."""
+
 
 def native_obstacle(model: Any) -> str | None:
     """Why a model that the lean forward runs cannot have its passes in compiled code."""
@@ -65,6 +73,7 @@ class NativeTarget(LeanTarget):
         name: What it was loaded from.
         feature_layers: See :class:`~osd.serve.target.TargetModel`.
         exact: float32 weights that a bfloat16 model was rounded from, where they are at hand.
+        strict: All passes are compiled ones, whose tokens compute the same bits whatever else a pass does.
         options: As for :class:`LeanTarget`.
     """
 
@@ -77,18 +86,24 @@ class NativeTarget(LeanTarget):
         name: str,
         feature_layers: Sequence[int] | None,
         exact: Exact | None = None,
+        strict: bool = False,
         **options: Any,
     ) -> None:
+        if strict:
+            options |= {"budget": 0.0, "blocked": False}
         super().__init__(model, name=name, feature_layers=feature_layers, **options)
         lent = team()
         assert lent is not None
         self._team: Team = lent
         with torch.no_grad():
-            self.native = NativeWeights(model, exact)
-        self.most = MOST_TOKENS_MATRIX if self.native.matrix else MOST_TOKENS
+            self.native = NativeWeights(model, exact, strict)
+        self.strict = strict
+        most = MOST_TOKENS_MATRIX if self.native.matrix else MOST_TOKENS
+        self.most = MOST_TOKENS_STRICT if strict else most
         """Most tokens of a pass that the buffers hold."""
         self.limit = self.most
         """Passes over more tokens than this are the library's."""
+        self._turns = [torch.empty(0, self._head_dim), torch.empty(0, self._head_dim)]
         self._threads = torch.get_num_threads()
         self._kept = _kept_table(len(self._layers), self.feature_layers)
         self._numbers = np.array([self._eps, self._scaling], dtype=np.float32)
@@ -126,9 +141,11 @@ class NativeTarget(LeanTarget):
     def packed_pass(self, cache: SlotCache, layout: PassLayout) -> PassOutput:
         """See :meth:`LeanTarget.packed_pass`."""
         if layout.count > self.limit:
+            if self.strict:
+                raise IntegrityError(f"a pass of {layout.count} tokens; strict ones hold {self.limit}")
             return super().packed_pass(cache, layout)
         count, wanted = layout.count, layout.logit_count
-        cos, sin = (side.float().contiguous() for side in self._rotation(layout.positions))
+        cos, sin = self._turns_at(layout)
         h = F.embedding(layout.tokens, self.embedding).float()
         keeps = cache.features is not None
         kept = h.new_empty(len(self.feature_layers) if keeps else 0, count, self.hidden_size)
@@ -168,6 +185,18 @@ class NativeTarget(LeanTarget):
             cache.features[layout.slots, layout.places] = states.to(cache.features.dtype)
         return PassOutput(logits[:wanted, : self.vocab_size], layout.offsets)
 
+    def _turns_at(self, layout: PassLayout) -> tuple[Tensor, Tensor]:
+        """Rotary factors ``[N, D]`` from a table, which holds as many positions as were met so far.
+
+        It grows by blocks of one size, so that a position's factors are the same bits always.
+        """
+        while int(layout.positions.max()) >= len(self._turns[0]):
+            positions = torch.arange(TURNS) + len(self._turns[0])
+            more = [side.float().flatten(1) for side in self._rotation(positions)]
+            self._turns = [torch.cat(sides) for sides in zip(self._turns, more, strict=True)]
+        cos, sin = (side[layout.positions] for side in self._turns)
+        return cos, sin
+
     def _make_table(self) -> np.ndarray:
         """The entries that stay."""
         weights, shared = self.native, self._shared
@@ -195,6 +224,7 @@ class NativeTarget(LeanTarget):
             entry.FINAL_NORM: weights.norm_address(self._final_norm),
             entry.SCORES: address["scores"],
             entry.VALUES: address["values"],
+            entry.VALUES_MORE: address["values_more"],
             entry.SOFTMAX: address["softmax"],
             entry.GATE: address["gate"],
             entry.STORE: address["store"],

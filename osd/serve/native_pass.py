@@ -58,6 +58,7 @@ from drafts.native.calls import call0, call0_int, call2, call3, call4, call5, ca
     KEPT_TABLE,  # address of one flag a layer: its place in KEPT, or -1
     SCORES,  # kernels
     VALUES,
+    VALUES_MORE,
     SOFTMAX,
     GATE,
     STORE,
@@ -77,7 +78,7 @@ from drafts.native.calls import call0, call0_int, call2, call3, call4, call5, ca
     PRIVATE_SCORES,
     SCORES_STRIDE,
     ENTRIES,
-) = range(57)
+) = range(58)
 
 (
     INPUT_NORM,
@@ -106,7 +107,17 @@ from drafts.native.calls import call0, call0_int, call2, call3, call4, call5, ca
 MOST_ROWS = 64
 """Rows of a chunk at most."""
 
-OPTIONS = {"nogil": True, "error_model": "numpy", "boundscheck": False, "cache": True}
+
+def _keeps_code() -> bool:
+    """Whether numba finds a folder for compiled code; without one it compiles at every start."""
+    try:
+        numba.njit(cache=True)(_keeps_code)
+    except RuntimeError:
+        return False
+    return True
+
+
+OPTIONS = {"nogil": True, "error_model": "numpy", "boundscheck": False, "cache": _keeps_code()}
 _SUMS = {"reassoc", "contract", "nsz", "arcp"}
 
 _jit = numba.njit(**OPTIONS)
@@ -317,19 +328,26 @@ def _keep(a, norm, pair, row, head, private):
 
 @_jit
 def _attend(a, norm, pair, row, head, index, private):
-    """Attention of one token's queries that share a key-value head."""
+    """Attention of one token's queries that share a key-value head.
+
+    A tree's token reads the entries of its path in order, so that it computes what it would on a chain.
+    """
     table = integers(a[ROW_TABLE] + 40 * row)
     slot, start, count, first, seen = table[0], table[1], table[2], table[3], table[4]
     size = a[SIZE]
     share = a[HEADS] // a[KV_HEADS]
     token = first + index
-    length = start + count if seen != 0 else start + index + 1
+    line = size * a[ENTRY_BYTES]
     keys = pair + slot * a[SLOT_BYTES] + head * a[HEAD_BYTES]
+    values = keys + a[SIDE_BYTES]
     queries = private + 4 * a[PRIVATE_HEADS]
     spare = queries + 4 * share * size
     scaling = floats(a[NUMBERS])[1]
     scores = private + 4 * a[PRIVATE_SCORES]
     stride = 4 * a[SCORES_STRIDE]
+    mask = flags(seen + index * count)
+    whole = start if seen != 0 else start + index + 1
+    length = whole
     for q in range(share):
         source = a[SHARED_QKV] + 4 * (token * a[QKV_STRIDE] + (head * share + q) * size)
         own = 0
@@ -337,19 +355,28 @@ def _attend(a, norm, pair, row, head, index, private):
             own = norm + 4 * size * (head * share + q)
         query = queries + 4 * q * size
         _place(a, source, own, token, query, spare)
-        values = floats(query)
+        numbers = floats(query)
         for i in range(size):
-            values[i] *= scaling
-        call4(a[SCORES], query, keys, length, scores + q * stride)
+            numbers[i] *= scaling
+        call4(a[SCORES], query, keys, whole, scores + q * stride)
+        length = whole
         if seen != 0:
-            mask = flags(seen + index * count)
-            line = floats(scores + q * stride + 4 * start)
             for other in range(count):
-                if mask[other] == 0:
-                    line[other] = np.float32(-np.inf)
+                if mask[other] != 0:
+                    at = scores + q * stride + 4 * length
+                    call4(a[SCORES], query, keys + (start + other) * line, 1, at)
+                    length += 1
         call2(a[SOFTMAX], scores + q * stride, length)
     for q in range(0, share, a[TOGETHER]):
-        call5(a[VALUES], scores + q * stride, stride, keys + a[SIDE_BYTES], length, queries + 4 * q * size)
+        weights, out = scores + q * stride, queries + 4 * q * size
+        call5(a[VALUES], weights, stride, values, whole, out)
+        if seen != 0:
+            done = whole
+            for other in range(count):
+                if mask[other] != 0:
+                    at = values + (start + other) * line
+                    call5(a[VALUES_MORE], weights + 4 * done, stride, at, 1, out)
+                    done += 1
     if a[ROUND] != 0:
         call2(a[ROUND], queries, share * size)
 
@@ -396,7 +423,9 @@ def _attend_all(a, norm, pair, private, thread):
                 done += cost
 
 
-@numba.cfunc(types.void(types.CPointer(types.int64)), error_model="numpy", boundscheck=False, cache=True)
+@numba.cfunc(
+    types.void(types.CPointer(types.int64)), error_model="numpy", boundscheck=False, cache=OPTIONS["cache"]
+)
 def run_pass(a):
     """The whole pass, as one thread of the team."""
     thread = call0_int(a[THREAD])
@@ -446,9 +475,7 @@ def run_pass(a):
         call0(a[BARRIER])
         _take(a, private, a[SHARED_PROJECTED], -1, thread)
         _norm_rows(a, private, 0, chunks, w[MLP_NORM], x)
-        _gated(
-            a, shapes + 16 * SHAPE, w[GATE_UP], w[GATE_UP_BIAS], private, chunks, a[SHARED_ACTIVE], thread
-        )
+        _gated(a, shapes + 16 * SHAPE, w[GATE_UP], w[GATE_UP_BIAS], private, chunks, a[SHARED_ACTIVE], thread)
         call0(a[BARRIER])
         _multiply(
             a,

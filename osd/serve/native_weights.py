@@ -42,9 +42,10 @@ class NativeWeights:
     Args:
         model: The Hugging Face model.
         exact: float32 weights that a bfloat16 model was rounded from, where they are at hand.
+        strict: Every product sums in one order, whatever the number of rows.
     """
 
-    def __init__(self, model: Any, exact: Exact | None) -> None:
+    def __init__(self, model: Any, exact: Exact | None, strict: bool = False) -> None:
         layers = model.model.layers
         first = layers[0].self_attn
         self.dtype: torch.dtype = model.lm_head.weight.dtype
@@ -60,7 +61,8 @@ class NativeWeights:
             self.tiles[role] = source.tiles(modules, interleaved=role == "gate_up")
         self.tiles["output"] = source.tiles([[model.lm_head]])
         vectors = ROWS_WIDE if wide_registers() else ROWS_NARROW
-        self.rows = MATRIX_ROWS if self.matrix else vectors
+        matrix = MATRIX_ROWS[:1] if strict else MATRIX_ROWS
+        self.rows = matrix if self.matrix else vectors
         """Rows that product kernels are made for."""
         self.together = queries_at_once(self.share, self.size)
         self.kernels = compiled_kernels(
@@ -170,7 +172,9 @@ class _Source:
 
 def interleave(parts: Sequence[Tensor]) -> list[Tensor]:
     """Tiles of the parts in turns: 32 outputs of the first, 32 of the second, and so on."""
-    return [tile for pair in zip(*(part.split(OUTPUTS) for part in parts), strict=True) for tile in pair]
+    return [
+        tile for pair in zip(*(torch.split(part, OUTPUTS) for part in parts), strict=True) for tile in pair
+    ]
 
 
 def _at(module: Any, path: str) -> Any:
@@ -199,10 +203,11 @@ def compiled_kernels(
                     emit_tile(module, tile_name(fmt, count), fmt, count, wide_registers())
         emit_scores(module, "scores", size, kind)
         emit_values(module, "values", together, size, kind)
+        emit_values(module, "values_more", together, size, kind, more=True)
         emit_softmax(module, "softmax")
         emit_gate(module, "gate", rounded)
         emit_round(module, "round")
         emit_store(module, "store", kind)
 
     names = [tile_name(fmt, count) for fmt in formats for count in rows]
-    return compiled(emit, [*names, "scores", "values", "softmax", "gate", "round", "store"])
+    return compiled(emit, [*names, "scores", "values", "values_more", "softmax", "gate", "round", "store"])

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from drafts.errors import InvalidValueError
 from osd.serve.cache import SlotCache
+from osd.serve.lean import LeanTarget
 from osd.serve.strict import KERNELS, StrictTarget
 from osd.serve.strict_attention import KEYS, QUERIES, Unit, attend, mask_of
 from osd.serve.target import PassRow
@@ -105,7 +106,13 @@ def _of_attention(target: StrictTarget, generator: torch.Generator) -> str | Non
     return None
 
 
-def _of_passes(target: StrictTarget, generator: torch.Generator) -> str | None:
+@torch.inference_mode()
+def pass_dependence(target: LeanTarget, seed: int = 0) -> str | None:
+    """As :func:`dependence`, by whole passes alone."""
+    return _of_passes(target, torch.Generator().manual_seed(seed))
+
+
+def _of_passes(target: LeanTarget, generator: torch.Generator) -> str | None:
     """One text by single tokens alone; then in chunks, a chain and a tree, beside another row."""
     count = min(KEYS + 6, target.max_positions - 4)
     text: list[int] = torch.randint(target.vocab_size, (count + 20,), generator=generator).tolist()
@@ -151,7 +158,7 @@ def _of_passes(target: StrictTarget, generator: torch.Generator) -> str | None:
     return None
 
 
-def _step(target: StrictTarget, cache: SlotCache, rows: Sequence[PassRow], of: int = 0) -> Tensor:
+def _step(target: LeanTarget, cache: SlotCache, rows: Sequence[PassRow], of: int = 0) -> Tensor:
     """Run and commit chains; the logits of ``rows[of]``."""
     output = target.forward(cache, rows)
     for row in rows:
