@@ -205,9 +205,6 @@ def _lean(
             return target
         obstacle = f"logits differ by {result.worst:.3g} (allowed {result.allowed:.3g}) in: {result.where}"
         logger.warning("%s: passes are not compiled, %s", name, obstacle)
-        target.limit = 0
-        if forward == "auto":
-            return target
     if forward == "native":
         raise InvalidValueError("target.forward", "native", f"use auto or lean for this model: {obstacle}")
     return LeanTarget(plain, name=name, feature_layers=feature_layers)

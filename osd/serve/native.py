@@ -58,6 +58,9 @@ def native_obstacle(model: Any) -> str | None:
         return f"type {weight.dtype}"
     if config.model_type == "gemma":
         return "model type 'gemma'"
+    activation = getattr(config, "hidden_act", "silu")
+    if activation != "silu":
+        return f"activation {activation!r}"
     size = int(model.model.layers[0].self_attn.head_dim)
     widths = (config.hidden_size, config.intermediate_size, config.num_attention_heads * size)
     if size % (2 * LANES) or any(width % GROUP for width in widths):
@@ -117,14 +120,14 @@ class NativeTarget(LeanTarget):
             context: Committed tokens of a row while measuring.
             rounds: Readings of each, in turns; the least counts.
         """
-        widest = self.most // ROWS_TIMED
+        widest = min(self.most // ROWS_TIMED, self.max_positions)
         context = max(0, min(context, self.max_positions - widest))
         cache = self.make_cache(ROWS_TIMED, context + widest, keep_features=False)
         for _ in range(cache.slots):
             row = cache.acquire()
             cache.reserve(row, 0, context)
             cache.commit(row, context)
-        for count in [count for count in COUNTS_TIMED if count <= self.most]:
+        for count in [count for count in COUNTS_TIMED if count <= widest * ROWS_TIMED]:
             rows = spread(count, context, self.vocab_size, ROWS_TIMED)
             least = {count: float("inf"), 0: float("inf")}
             for _ in range(rounds):

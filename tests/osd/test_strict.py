@@ -6,12 +6,15 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drafts.errors import InvalidValueError
+from drafts.errors import IntegrityError, InvalidValueError
+from drafts.native.team import team
 from osd.serve import strict_check
+from osd.serve.lean import LeanTarget
 from osd.serve.load import build_target, load_target
+from osd.serve.native import NativeTarget
 from osd.serve.strict import Kernel, StrictTarget
 from osd.serve.strict_attention import KEYS, QUERIES, units
-from osd.serve.strict_check import dependence, same_bits, strict_target
+from osd.serve.strict_check import dependence, pass_dependence, same_bits, strict_target
 from osd.serve.target import PassOutput, PassRow
 from tests.osd.passes import feed, path_to, plain_logits, random_text
 from tests.tiny import tiny_model
@@ -35,13 +38,33 @@ def test_strict_logits_are_the_plain_models_up_to_rounding() -> None:
     assert float((found - plain_logits(target.reference, text)).abs().max()) <= 1e-4
 
 
-@pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-def target(request: pytest.FixtureRequest) -> StrictTarget:
-    return strict_target(tiny_model("qwen3").to(request.param), name="tiny", feature_layers=None)
+COMPILED = pytest.mark.skipif(team() is None, reason="torch does not lend its threads here")
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        ("library", torch.float32),
+        ("library", torch.bfloat16),
+        pytest.param(("compiled", torch.float32), marks=COMPILED),
+        pytest.param(("compiled", torch.bfloat16), marks=COMPILED),
+    ],
+    ids=["library-float32", "library-bfloat16", "compiled-float32", "compiled-bfloat16"],
+)
+def target(request: pytest.FixtureRequest) -> LeanTarget:
+    kind, dtype = request.param
+    if kind == "library":
+        return strict_target(tiny_model("qwen3").to(dtype), name="tiny", feature_layers=None)
+    return NativeTarget(fitting("qwen3").to(dtype), name="tiny", feature_layers=None, strict=True)
+
+
+def fitting(kind: str = "llama"):
+    """A model whose sizes come in whole vectors."""
+    return tiny_model(kind, scale=0.2, hidden_size=96, intermediate_size=160, head_dim=32)
 
 
 @pytest.fixture(scope="module")
-def alone(target: StrictTarget) -> dict[int, torch.Tensor]:
+def alone(target: LeanTarget) -> dict[int, torch.Tensor]:
     """Logits of every position of three texts, a token a pass, nobody beside."""
     found = {}
     for seed in range(3):
@@ -53,7 +76,7 @@ def alone(target: StrictTarget) -> dict[int, torch.Tensor]:
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_no_chunk_chain_tree_slot_or_neighbour_changes_a_bit(
-    target: StrictTarget, alone: dict[int, torch.Tensor], data: st.DataObject
+    target: LeanTarget, alone: dict[int, torch.Tensor], data: st.DataObject
 ) -> None:
     """A14 in strict: passes of random rows; wrong tokens beside right ones, trees in random shapes."""
     slots = data.draw(st.permutations(range(3)))
@@ -98,7 +121,7 @@ def random_row(data: st.DataObject, slot: int, start: int, text: list[int]) -> t
     return PassRow(slot, start, tokens, tuple(parents)), right
 
 
-def test_features_for_drafts_change_nothing_and_are_themselves_the_same(target: StrictTarget) -> None:
+def test_features_for_drafts_change_nothing_and_are_themselves_the_same(target: LeanTarget) -> None:
     text = random_text(30, seed=5)
     whole, none = (target.make_cache(1, 64, keep_features=keep) for keep in (True, False))
     by_one = target.make_cache(1, 64, keep_features=True)
@@ -194,3 +217,36 @@ def test_the_check_sees_passes_that_depend_on_neighbours(fault: str, monkeypatch
 
     monkeypatch.setattr(StrictTarget, "forward", spoilt)
     assert "depend on chunks" in str(dependence(StrictTarget(tiny_model(), name="x", feature_layers=None)))
+
+
+@COMPILED
+def test_compiled_passes_are_strict_where_the_model_allows_them() -> None:
+    target = build_target(fitting(), name="tiny", numerics="strict")
+    assert isinstance(target, NativeTarget)
+    assert target.strict
+    assert isinstance(build_target(tiny_model(), name="tiny", numerics="strict"), StrictTarget)
+    assert isinstance(build_target(fitting(), name="tiny", numerics="strict", forward="lean"), StrictTarget)
+
+
+@COMPILED
+def test_compiled_passes_that_depend_on_neighbours_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = NativeTarget.forward
+
+    def spoilt(self, cache, rows):
+        output = whole(self, cache, rows)
+        return output if len(rows) < 2 else PassOutput(output.logits * (1 + 1e-6), output.offsets)
+
+    monkeypatch.setattr(NativeTarget, "forward", spoilt)
+    assert "depend on chunks" in str(
+        pass_dependence(NativeTarget(fitting(), name="tiny", feature_layers=None, strict=True))
+    )
+    assert isinstance(build_target(fitting(), name="tiny", numerics="strict"), StrictTarget)
+
+
+@COMPILED
+def test_a_strict_pass_never_falls_back_to_the_library() -> None:
+    target = NativeTarget(fitting(), name="tiny", feature_layers=None, strict=True)
+    target.limit = 8
+    cache = target.make_cache(1, 64, keep_features=False)
+    with pytest.raises(IntegrityError, match="9 tokens; strict ones hold 8"):
+        target.forward(cache, [PassRow(cache.acquire(), 0, list(range(9)))])
