@@ -2,7 +2,8 @@
 
 A pass over one row must read every weight once, so its floor is the weights' bytes over the bandwidth at
 which this machine reads these very tensors with the same threads: several ways are tried and the fastest
-counts. Then: the plain pass against that floor, passes over more rows against the pass over one, a profile
+counts. A compiled pass reads the weights in a smaller form that decodes to them exactly, whose floor is
+given too. Then: the plain pass against the floors, passes over more rows against the pass over one, a profile
 of the pass by kind of work, and the parts of the engine's step over real requests.
 
     python benchmarks/floor.py --dtype float32,bfloat16 --json floor.json
@@ -56,6 +57,7 @@ def machine_and_passes(target: Any, seconds: float) -> dict[str, Any]:
         "gflop_per_second": flops(target.dtype),
         "floor_ms": floor,
         "reading_again": ONE_LINER.format(dtype=str(target.dtype).removeprefix("torch.")),
+        "stored": stored_form(target, best),
         "plain_pass_ms": one,
         "plain_pass_over_floor": {key: value / floor for key, value in one.items()},
         "passes_ms": costs,
@@ -64,8 +66,33 @@ def machine_and_passes(target: Any, seconds: float) -> dict[str, Any]:
             for kind, by_count in costs.items()
         },
         "products": getattr(getattr(target, "plan", None), "names", None),
-        "profile": [profile_pass(target, weights, rows) for rows in (1, 4)],
+        "profile": library_profile(target, weights),
     }
+
+
+def stored_form(target: Any, best: float) -> dict[str, Any] | None:
+    """What a compiled pass reads instead: the weights in the form in which they decode exactly."""
+    native = getattr(target, "native", None)
+    if native is None:
+        return None
+    size = sum(tiles.data.numel() for tiles in native.tiles.values())
+    return {
+        "bytes": size,
+        "formats": {role: tiles.format.key for role, tiles in native.tiles.items()},
+        "floor_ms": size / best / 1e6,
+        "most_tokens": target.limit,
+    }
+
+
+def library_profile(target: Any, weights: Any) -> list[Any]:
+    """Where a pass of library calls spends its time; a compiled one is a single call to the profiler."""
+    limit = getattr(target, "limit", None)
+    if limit is not None:
+        target.limit = 0
+    found = [profile_pass(target, weights, rows) for rows in (1, 4)]
+    if limit is not None:
+        target.limit = limit
+    return found
 
 
 def measure(arguments: argparse.Namespace, dtype: str, items: list[TrafficItem]) -> dict[str, Any]:
@@ -98,6 +125,13 @@ def show_passes(dtype: str, found: dict[str, Any]) -> None:
         f"  floor of a pass {found['floor_ms']:.2f} ms; plain pass {least:.2f} ms (least), "
         f"{found['plain_pass_ms']['median']:.2f} ms (median): {least / found['floor_ms']:.2f} times the floor"
     )
+    if found["stored"] is not None:
+        stored = found["stored"]
+        print(
+            f"  passes of up to {stored['most_tokens']} tokens read {stored['bytes'] / 1e6:.1f} MB "
+            f"({', '.join(sorted(set(stored['formats'].values())))}): floor {stored['floor_ms']:.2f} ms, "
+            f"plain pass {least / stored['floor_ms']:.2f} times that"
+        )
     for kind, by_count in found["passes_ms"].items():
         ratios = found["passes_over_one_row"][kind]
         cells = (f"{n}: {ms['median']:.1f} ms ({ratios[n]:.2f}×)" for n, ms in by_count.items())
@@ -105,7 +139,7 @@ def show_passes(dtype: str, found: dict[str, Any]) -> None:
     for entry in found["profile"]:
         took = entry["profiled_ms"]
         print(
-            f"  a pass over {entry['rows']} row(s), {entry['pass_ms']:.2f} ms, "
+            f"  a pass of library calls over {entry['rows']} row(s), {entry['pass_ms']:.2f} ms, "
             f"{took:.2f} ms under the profiler, by kind of work:"
         )
         for name, ms in entry["groups"].items():

@@ -11,7 +11,10 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -33,6 +36,7 @@ class PrefixStore:
 
     Args:
         cache: The slot cache that blocks are copied from and to; the pool has its layers, types and device.
+            The pool is written once here, so that no request waits for the system to find its memory.
         tokens: Room in tokens, rounded down to whole blocks; 0 keeps nothing.
     """
 
@@ -40,24 +44,22 @@ class PrefixStore:
         self._cache = cache
         self.blocks = max(tokens, 0) // BLOCK
         room = self.blocks * BLOCK
-        self._pools: list[Tensor] = [
-            pair.new_empty(2, pair.shape[2], room, pair.shape[4]) for pair in cache.pairs if room
-        ]
-        self._features = None
+        texts = [pair.movedim(1, 0) for pair in cache.pairs if room]
         if cache.features is not None and room:
-            self._features = cache.features.new_empty(room, cache.features.shape[-1])
+            texts.append(cache.features)
+        pools = [text.new_zeros(*text.shape[1:-2], room, text.shape[-1]) for text in texts]
+        self.bytes = sum(pool.nbytes for pool in pools)
+        """Memory of the pool, which is reserved once and never grows."""
+        self._parts = [(_plain(text), _plain(pool)) for text, pool in zip(texts, pools, strict=True)]
+        """Of every layer, then of the features: the rows ``[row, ..., place, width]`` and the pool without
+        ``row``."""
+        self._sliced = cache.pairs[0].device.type == "cpu"
         self._index: dict[_Key, int] = {}
         self._keys: OrderedDict[int, _Key] = OrderedDict()
         self._free = self._all_free()
         self.requests = 0
         self.hits = 0
         self.tokens_reused = 0
-
-    @property
-    def bytes(self) -> int:
-        """Memory of the pool, which is reserved once and never grows."""
-        kept = self._pools if self._features is None else [*self._pools, self._features]
-        return sum(pool.numel() * pool.element_size() for pool in kept)
 
     @property
     def tokens(self) -> int:
@@ -78,11 +80,8 @@ class PrefixStore:
             return 0
         length = len(blocks) * BLOCK
         self._cache.reserve(row, 0, length)
-        places = self._places(blocks)
-        for pair, pool in zip(self._cache.pairs, self._pools, strict=True):
-            pair[:, row, :, :length] = pool.index_select(2, places)
-        if self._features is not None and self._cache.features is not None:
-            self._cache.features[row, :length] = self._features.index_select(0, places)
+        for rows, pool, place, stored in self._pieces(blocks, 0):
+            rows[row, ..., place, :] = pool[..., stored, :]
         self._cache.commit(row, length)
         self._touch(blocks)
         self.hits += 1
@@ -103,16 +102,14 @@ class PrefixStore:
         chain = self._chain(tokens, wanted)
         self._touch(chain)
         known = len(chain)
-        while len(chain) < wanted:
-            block = self._claim(chain)
-            if block is None:
-                break
+        for block in self._claim(min(wanted, self.blocks) - known):
             key = (chain[-1] if chain else _START, _part(tokens, len(chain)))
             self._index[key] = block
             self._keys[block] = key
             chain.append(block)
         if len(chain) > known:
-            self._copy_out(row, chain, known)
+            for rows, pool, place, stored in self._pieces(chain, known):
+                pool[..., stored, :] = rows[row, ..., place, :]
             self._touch(chain)
 
     def clear(self) -> None:
@@ -159,15 +156,20 @@ class PrefixStore:
             parent = block
         return found
 
-    def _claim(self, chain: Sequence[int]) -> int | None:
-        """A block to write: a free one, else the least recently used; ``None`` if that is the chain's own."""
-        if self._free:
-            return self._free.pop()
-        oldest = next(iter(self._keys))
-        if oldest in chain:
-            return None
-        del self._index[self._keys.pop(oldest)]
-        return oldest
+    def _claim(self, count: int) -> list[int]:
+        """Blocks to write: free ones, then the least recently used, which the caller's own are not.
+
+        They ascend, as a text is given up from its end: the next one is to lie in fewer pieces, and forward.
+        """
+        claimed: list[int] = []
+        while len(claimed) < count:
+            if self._free:
+                claimed.append(self._free.pop())
+            else:
+                oldest, key = self._keys.popitem(last=False)
+                del self._index[key]
+                claimed.append(oldest)
+        return sorted(claimed)
 
     def _touch(self, chain: Sequence[int]) -> None:
         """Mark as used, ends first: so the oldest block of all is never one that another continues."""
@@ -178,21 +180,36 @@ class PrefixStore:
         """All blocks, the first one last: they are claimed in order, so that a text lies in few pieces."""
         return list(reversed(range(self.blocks)))
 
-    def _copy_out(self, row: int, chain: Sequence[int], known: int) -> None:
-        for at, block, count in _runs(chain, known):
-            source, place = (
-                slice(at * BLOCK, (at + count) * BLOCK),
-                slice(block * BLOCK, (block + count) * BLOCK),
-            )
-            for pair, pool in zip(self._cache.pairs, self._pools, strict=True):
-                pool[:, :, place] = pair[:, row, :, source]
-            if self._features is not None and self._cache.features is not None:
-                self._features[place] = self._cache.features[row, source]
+    def _pieces(self, chain: Sequence[int], first: int) -> Iterator[tuple[Any, Any, slice, slice | Tensor]]:
+        """Rows, pool, places in a row, places in the pool: what the blocks from ``first`` on are copied by.
+
+        On the processor in slices, each a plain copy; elsewhere all at once, as a call costs more there.
+        """
+        if self._sliced:
+            for at, block, count in _runs(chain, first):
+                place = slice(at * BLOCK, (at + count) * BLOCK)
+                stored = slice(block * BLOCK, (block + count) * BLOCK)
+                for rows, pool in self._parts:
+                    yield rows, pool, place, stored
+        else:
+            every = slice(first * BLOCK, len(chain) * BLOCK)
+            places = self._places(chain[first:])
+            for rows, pool in self._parts:
+                yield rows, pool, every, places
 
     def _places(self, blocks: Sequence[int]) -> Tensor:
         """int64 ``[tokens]``: where the blocks' tokens lie in the pool."""
         first = torch.tensor(list(blocks), device=self._cache.pairs[0].device)[:, None] * BLOCK
         return (first + torch.arange(BLOCK, device=first.device)).flatten()
+
+
+def _plain(tensor: Tensor) -> Tensor | npt.NDArray[np.uint8]:
+    """The tensor, on the processor as an array of its bytes, which is copied in the calling thread alone.
+
+    Torch would share out every layer's copy among its threads and wait for the slowest every time. That gains
+    little on so few bytes, and costs milliseconds a layer where another process has a thread's core.
+    """
+    return tensor.view(torch.uint8).numpy() if tensor.device.type == "cpu" else tensor
 
 
 def _runs(chain: Sequence[int], first: int) -> Iterator[tuple[int, int, int]]:
