@@ -27,6 +27,10 @@ PATIENCE, CALL_PATIENCE = 30, 100
 """Rows asked before it is concluded that asking does not pay, without and with neural calls: sources and
 those who judge them learn meanwhile."""
 
+MARGIN = 0.03
+"""Tokens a row and step that asking has to gain before it pays: what a tree costs beyond drafting and its
+nodes (masks, moving entries, what a busy processor forgets) is charged to nobody, and measured about that."""
+
 BLIP = 2.0
 """A cost that exceeds its mean by this factor counts as that much, and half as fast as a lower one: what
 disturbs a measurement adds time."""
@@ -110,12 +114,12 @@ class Pacing:
     def pays(self, domain: str, rows: int) -> bool:
         """Whether asking the memories pays for a domain at this number of rows; assumed until known."""
         worth = self._worth.get((domain, rows))
-        return worth is None or worth.count < PATIENCE or worth.memories >= 0.0
+        return worth is None or worth.count < PATIENCE or worth.memories >= MARGIN
 
     def pays_with_calls(self, domain: str, rows: int) -> bool:
         """Whether speculating pays even with all neural calls charged to it."""
         worth = self._worth.get((domain, rows))
-        return worth is None or worth.count < CALL_PATIENCE or worth.all >= 0.0
+        return worth is None or worth.count < CALL_PATIENCE or worth.all >= MARGIN
 
     def note_asked(self, rows: int, asked: int, milliseconds: float) -> None:
         """What asking ``asked`` rows took, neural calls apart."""

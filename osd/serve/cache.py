@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from drafts.errors import BusyError, IntegrityError, InvalidValueError
+from osd.serve.moves import mover
 
 
 class SlotCache:
@@ -60,6 +61,7 @@ class SlotCache:
             for h, d in zip(heads, widths, strict=True)
         ]
         """Per layer ``[2, slots, kv_heads, max_length + spare, head_dim]``: keys, then values."""
+        self._move = mover(self.pairs)
         self.keys = [pair[0] for pair in self.pairs]
         self.values = [pair[1] for pair in self.pairs]
         self.features: Tensor | None = None
@@ -152,10 +154,14 @@ class SlotCache:
         while stays < len(kept) and kept[stays] == stays:
             stays += 1
         if stays < len(kept):
-            source = torch.tensor([start + offset for offset in kept[stays:]], device=self.pairs[0].device)
+            places = [start + offset for offset in kept[stays:]]
+            source = torch.tensor(places, device=self.pairs[0].device)
             begin, end = start + stays, start + len(kept)
-            for pair in self.pairs:
-                pair[:, row, :, begin:end] = pair[:, row].index_select(2, source)
+            if self._move is not None:
+                self._move(row, places, begin)
+            else:
+                for pair in self.pairs:
+                    pair[:, row, :, begin:end] = pair[:, row].index_select(2, source)
             if self.features is not None:
                 self.features[row, begin:end] = self.features[row].index_select(0, source)
         self.commit(row, start + len(kept))
