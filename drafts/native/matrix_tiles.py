@@ -143,7 +143,7 @@ def _one_block(
             e.store(e.b.fadd(e.floats(address, "f32"), more), address)
 
 
-class _BFloat(ir.Type):  # type: ignore[misc]
+class _BFloat(ir.Type):  # type: ignore[misc]  # llvmlite has no annotations
     """LLVM's ``bfloat``, which llvmlite does not name."""
 
     def _to_string(self) -> str:

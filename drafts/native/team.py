@@ -34,7 +34,7 @@ class Team:
 
 
 def _address(function: object) -> int:
-    return int(ctypes.cast(function, ctypes.c_void_p).value or 0)  # type: ignore[arg-type]
+    return int(ctypes.cast(function, ctypes.c_void_p).value or 0)  # type: ignore[arg-type]  # a function
 
 
 @functools.cache

@@ -155,15 +155,15 @@ class SlotCache:
             stays += 1
         if stays < len(kept):
             places = [start + offset for offset in kept[stays:]]
-            source = torch.tensor(places, device=self.pairs[0].device)
             begin, end = start + stays, start + len(kept)
             if self._move is not None:
                 self._move(row, places, begin)
             else:
+                source = torch.tensor(places, device=self.pairs[0].device)
                 for pair in self.pairs:
                     pair[:, row, :, begin:end] = pair[:, row].index_select(2, source)
             if self.features is not None:
-                self.features[row, begin:end] = self.features[row].index_select(0, source)
+                self.features[row, begin:end] = self.features[row, places]
         self.commit(row, start + len(kept))
 
     def check(self) -> None:

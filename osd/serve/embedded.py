@@ -101,12 +101,12 @@ def embedded_folder(cache_dir: Path | None = None) -> Path:
 def embedded_weights(folder: Path) -> Callable[[str], torch.Tensor]:
     """Reads the float32 weights of a converted target by parameter name, one by one."""
     file = safe_open(folder / "model.safetensors", "pt")
-    names = set(file.keys())  # type: ignore[no-untyped-call]
+    names = set(file.keys())  # type: ignore[no-untyped-call]  # safetensors has no annotations
 
     def read(name: str) -> torch.Tensor:
         # A tied output matrix is stored once, as the embedding.
         stored = name if name in names else "model.embed_tokens.weight"
-        weight: torch.Tensor = file.get_tensor(stored)  # type: ignore[no-untyped-call]
+        weight: torch.Tensor = file.get_tensor(stored)  # type: ignore[no-untyped-call]  # nor here
         return weight
 
     return read

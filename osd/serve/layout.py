@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -46,13 +47,10 @@ def depths(row: PassRow) -> list[int]:
 
 def ancestors(parents: Sequence[int]) -> Tensor:
     """bool ``[T, T]``: which tokens of a tree each token sees, itself and the root included."""
-    size = len(parents) + 1
-    seen = torch.zeros(size, size, dtype=torch.bool)
-    seen[0, 0] = True
+    seen = np.eye(len(parents) + 1, dtype=np.bool_)
     for index, parent in enumerate(parents, start=1):
-        seen[index] = seen[parent + 1]
-        seen[index, index] = True
-    return seen
+        seen[index] |= seen[parent + 1]
+    return torch.from_numpy(seen)
 
 
 def visible(rows: Sequence[PassRow], width: int, length: int) -> Tensor:

@@ -19,7 +19,7 @@ from drafts.native.tiles import GROUP, OUTPUTS
 from drafts.native.vectors import LANES
 from osd.serve import native_pass as entry
 from osd.serve.cache import SlotCache
-from osd.serve.layout import PassLayout
+from osd.serve.layout import PassLayout, ancestors
 from osd.serve.lean import LeanTarget
 from osd.serve.native_weights import KINDS, Exact, NativeWeights
 from osd.serve.quantize import is_quantised
@@ -312,10 +312,6 @@ def _row_table(layout: PassLayout, masks: list[np.ndarray]) -> np.ndarray:
 def _mask(row: PassRow, masks: list[np.ndarray]) -> int:
     if row.parents is None:
         return 0
-    size = len(row.parents) + 1
-    mask = np.eye(size, dtype=np.uint8)
-    mask[:, 0] = 1
-    for index, parent in enumerate(row.parents, start=1):
-        mask[index] |= mask[parent + 1]
+    mask: np.ndarray = ancestors(row.parents).numpy()
     masks.append(mask)
     return int(mask.ctypes.data)

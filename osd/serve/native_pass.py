@@ -8,6 +8,9 @@ thread computes for itself instead of waiting.
 The code is numba's; it reads everything through one table of int64, whose entries are named below. All
 activations are float32; where the model's type is bfloat16, they are rounded where the model rounds them.
 
+It stays in one file: numba keeps compiled code by the file of the function that was compiled, and would go on
+using code whose callees or constants changed in another.
+
 Letters in shapes: N tokens of the pass, D size of a head, H heads, K key-value heads.
 """
 
@@ -137,7 +140,7 @@ def _copy(into, what, count):
 
 
 @_sums
-def _normed(line, h, weight, count, eps):
+def _normed(line, h, count, eps):
     total = np.float32(0.0)
     for i in range(count):
         total += h[i] * h[i]
@@ -150,6 +153,13 @@ def _normed(line, h, weight, count, eps):
 def _scaled(line, weight, count):
     for i in range(count):
         line[i] *= weight[i]
+
+
+@_jit
+def _chunk(table, chunk):
+    """First token, rows, padded rows, and padded rows before, of a chunk."""
+    at = 1 + 4 * chunk
+    return table[at], table[at + 1], table[at + 2], table[at + 3]
 
 
 @_jit
@@ -172,17 +182,12 @@ def _norm_rows(a, private, tokens, chunks, weight, into):
     table = integers(chunks)
     line = floats(private + 4 * a[PRIVATE_LINE])
     for chunk in range(table[0]):
-        first, rows, padded, before = (
-            table[1 + 4 * chunk],
-            table[2 + 4 * chunk],
-            table[3 + 4 * chunk],
-            table[4 + 4 * chunk],
-        )
+        first, rows, padded, before = _chunk(table, chunk)
         for row in range(rows):
             token = first + row
             if tokens != 0:
                 token = integers(tokens)[token]
-            _normed(line, floats(private + 4 * token * hidden), floats(weight), hidden, numbers[0])
+            _normed(line, floats(private + 4 * token * hidden), hidden, numbers[0])
             if a[ROUND] != 0:
                 call2(a[ROUND], private + 4 * a[PRIVATE_LINE], hidden)
             _scaled(line, floats(weight), hidden)
@@ -216,12 +221,7 @@ def _multiply(a, shape, weights, bias, x, inputs, chunks, out, stride, private, 
     for tile in range(tiles * thread // a[THREADS], tiles * (thread + 1) // a[THREADS]):
         at = weights + tile * size
         for chunk in range(table[0]):
-            first, rows, padded, before = (
-                table[1 + 4 * chunk],
-                table[2 + 4 * chunk],
-                table[3 + 4 * chunk],
-                table[4 + 4 * chunk],
-            )
+            first, rows, padded, before = _chunk(table, chunk)
             into = out + 4 * (first * stride + 32 * tile)
             inputs_at = x + wide * before * inputs
             call6(kernels[padded], at, inputs_at, into, 4 * stride, entry[GROUPS], scratch)
@@ -248,7 +248,7 @@ def _gated(a, shape, weights, bias, private, chunks, active, thread):
     for pair in range(pairs * thread // a[THREADS], pairs * (thread + 1) // a[THREADS]):
         at = weights + 2 * pair * size
         for chunk in range(table[0]):
-            rows, padded, before = table[2 + 4 * chunk], table[3 + 4 * chunk], table[4 + 4 * chunk]
+            _, rows, padded, before = _chunk(table, chunk)
             inputs = x + wide * before * a[HIDDEN]
             call6(kernels[padded], at, inputs, gate, 128, entry[GROUPS], scratch)
             call6(kernels[padded], at + size, inputs, up, 128, entry[GROUPS], scratch)
@@ -289,7 +289,7 @@ def _place(a, source, norm, token, out, spare):
     x = source
     if norm != 0:
         line = floats(spare)
-        _normed(line, floats(source), floats(norm), size, floats(a[NUMBERS])[0])
+        _normed(line, floats(source), size, floats(a[NUMBERS])[0])
         if a[ROUND] != 0:
             call2(a[ROUND], spare, size)
         _scaled(line, floats(norm), size)
@@ -388,7 +388,7 @@ def _hand_on(a, head, token, private):
     chunk = 0
     while token >= table[1 + 4 * chunk] + table[2 + 4 * chunk]:
         chunk += 1
-    first, padded, before = table[1 + 4 * chunk], table[3 + 4 * chunk], table[4 + 4 * chunk]
+    first, _, padded, before = _chunk(table, chunk)
     size = a[SIZE]
     share = a[HEADS] // a[KV_HEADS]
     queries = private + 4 * a[PRIVATE_HEADS]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -71,3 +72,19 @@ def check_refusals(target: TargetModel, cache: SlotCache) -> None:
         target.forward(cache, [PassRow(0, 3, [1])])
     with pytest.raises(IntegrityError, match="parents"):
         target.forward(cache, [PassRow(0, 0, [1, 2], (-1, 0))])
+
+
+def check_kept_path(target: TargetModel, close: Callable[[Tensor, Tensor], bool]) -> None:
+    """A tree's kept path goes on as a chain: logits and features are the plain model's."""
+    cache = target.make_cache(1, 64, keep_features=True)
+    slot = cache.acquire()
+    text = random_text(6, seed=5)
+    feed(target, cache, slot, text)
+    target.forward(cache, [PassRow(slot, 6, [11, 12, 13, 14, 15], (-1, -1, 1, 0))])
+    cache.commit_path(slot, 6, [0, 2, 3])
+    committed = [*text, 11, 13, 14]
+    output = target.forward(cache, [PassRow(slot, 9, [20, 21])])
+    assert close(output.logits, plain_logits(target.reference, [*committed, 20, 21])[-2:])
+    states = plain_states(target.reference, committed, target.feature_layers)
+    assert cache.features is not None
+    assert close(cache.features[slot, :9], states)

@@ -5,7 +5,15 @@ from drafts.errors import InvalidValueError
 from osd.serve.lean import LeanTarget, lean_obstacle
 from osd.serve.products import ProductPlan
 from osd.serve.target import PassRow
-from tests.osd.passes import check_refusals, feed, path_to, plain_logits, plain_states, random_text
+from tests.osd.passes import (
+    check_kept_path,
+    check_refusals,
+    feed,
+    path_to,
+    plain_logits,
+    plain_states,
+    random_text,
+)
 from tests.tiny import tiny_model
 
 LEAN = ["llama", "llama-bias", "llama3-rope", "mistral", "qwen2", "qwen3", "gemma"]
@@ -133,19 +141,7 @@ def test_a_gap_between_the_slots_of_a_pass_does_not_matter() -> None:
 
 
 def test_commit_path_continues_as_the_kept_chain() -> None:
-    target = make()
-    cache = target.make_cache(1, 64, keep_features=True)
-    slot = cache.acquire()
-    text = random_text(6, seed=5)
-    feed(target, cache, slot, text)
-    target.forward(cache, [PassRow(slot, 6, [11, 12, 13, 14, 15], (-1, -1, 1, 0))])
-    cache.commit_path(slot, 6, [0, 2, 3])
-    committed = [*text, 11, 13, 14]
-    output = target.forward(cache, [PassRow(slot, 9, [20, 21])])
-    assert close(output.logits, plain_logits(target.reference, [*committed, 20, 21])[-2:])
-    states = plain_states(target.reference, committed, target.feature_layers)
-    assert cache.features is not None
-    assert close(cache.features[slot, :9], states)
+    check_kept_path(make(), close)
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma"])

@@ -1,67 +1,17 @@
 """The compiled pass is the plain model."""
 
-import functools
-from dataclasses import dataclass, field
-
 import pytest
 import torch
 
-from drafts.native.team import Team, team
-from osd.serve.cache import SlotCache
+from drafts.native.team import team
 from osd.serve.lean import LeanTarget
-from osd.serve.native import NativeTarget, native_obstacle
 from osd.serve.target import PassRow
-from tests.osd.passes import check_refusals, feed, path_to, plain_logits, plain_states, random_text
-from tests.tiny import tiny_model
+from tests.osd.native_rig import TREE, Calls, check_tree, close, fitting_model, prompts, shared
+from tests.osd.passes import check_kept_path, check_refusals, feed, plain_logits, plain_states, random_text
 
 pytestmark = pytest.mark.skipif(team() is None, reason="torch does not lend its threads here")
 
 KINDS = ["llama", "llama-bias", "llama3-rope", "mistral", "qwen2", "qwen3"]
-SIZES = {"hidden_size": 96, "intermediate_size": 160, "head_dim": 32}
-TOLERANCE = 1e-4
-TREE = (-1, 0, 1, -1, 3, 3, 2, 5, -1, 8, 9, 10)
-
-
-def fitting_model(kind: str = "llama", **changes: object):
-    """A tiny model whose sizes come in whole vectors, over threads that do not share them out evenly."""
-    model = tiny_model(kind, scale=0.2, **{**SIZES, **changes})
-    assert native_obstacle(model) is None
-    return model
-
-
-def native(model, **options: object) -> NativeTarget:
-    return NativeTarget(model, name="tiny", feature_layers=None, budget=0.0, **options)
-
-
-@functools.cache
-def shared(kind: str = "llama") -> NativeTarget:
-    return native(fitting_model(kind))
-
-
-def close(found: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Within the tolerance, or a tenth of it relative to the largest number, whichever is more."""
-    return bool((found - expected).abs().max() <= TOLERANCE * max(1.0, 0.1 * float(expected.abs().max())))
-
-
-@dataclass
-class Calls:
-    """Counts the passes that ran in compiled code."""
-
-    count: int = 0
-    threads: set[int] = field(default_factory=set)
-
-
-@pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
-    found, whole = Calls(), Team.run
-
-    def counted(self: Team, function: int, argument: int, threads: int) -> None:
-        found.count += 1
-        found.threads.add(threads)
-        whole(self, function, argument, threads)
-
-    monkeypatch.setattr(Team, "run", counted)
-    return found
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -127,35 +77,8 @@ def test_a25_trees_beside_a_chunked_prefill(kind: str, calls: Calls) -> None:
     assert calls.count == before + 4
 
 
-def check_tree(target: NativeTarget, logits: torch.Tensor, row: PassRow, text: list[int]) -> None:
-    assert row.parents is not None
-    for node in range(len(row.tokens)):
-        path = [row.tokens[at] for at in path_to(row.parents, node)]
-        assert close(logits[node : node + 1], plain_logits(target.reference, text + path)[-1:])
-
-
 def test_a_kept_path_of_a_tree_continues_as_a_chain() -> None:
-    target = shared()
-    cache = target.make_cache(1, 64, keep_features=True)
-    slot = cache.acquire()
-    text = random_text(6, seed=5)
-    feed(target, cache, slot, text)
-    target.forward(cache, [PassRow(slot, 6, [11, 12, 13, 14, 15], (-1, -1, 1, 0))])
-    cache.commit_path(slot, 6, [0, 2, 3])
-    committed = [*text, 11, 13, 14]
-    output = target.forward(cache, [PassRow(slot, 9, [20, 21])])
-    assert close(output.logits, plain_logits(target.reference, [*committed, 20, 21])[-2:])
-    states = plain_states(target.reference, committed, target.feature_layers)
-    assert cache.features is not None
-    assert close(cache.features[slot, :9], states)
-
-
-def prompts(target: LeanTarget, lengths: list[int], features: bool = False) -> SlotCache:
-    cache = target.make_cache(len(lengths), 97, keep_features=features)
-    for slot, length in enumerate(lengths):
-        cache.acquire()
-        feed(target, cache, slot, random_text(length, seed=slot))
-    return cache
+    check_kept_path(shared(), close)
 
 
 def test_rows_in_any_order_and_with_gaps_give_the_same_logits() -> None:

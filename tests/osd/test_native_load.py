@@ -14,8 +14,8 @@ from osd.serve.native import NativeTarget, native_obstacle
 from osd.serve.probe import probe
 from osd.serve.quantize import quantise
 from osd.serve.target import PassRow, TargetModel
+from tests.osd.native_rig import SIZES, Calls, close, fitting_model
 from tests.osd.passes import feed, plain_logits, random_text
-from tests.osd.test_native import SIZES, Calls, calls, close, fitting_model  # noqa: F401
 from tests.tiny import tiny_model
 
 pytestmark = pytest.mark.skipif(team() is None, reason="torch does not lend its threads here")
@@ -78,7 +78,7 @@ def test_torch_without_a_team_has_no_compiled_passes(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("kind", ["llama-bias", "llama3-rope", "qwen3"])
-def test_fitting_models_pass_the_probe(kind: str, calls: Calls) -> None:  # noqa: F811
+def test_fitting_models_pass_the_probe(kind: str, calls: Calls) -> None:
     target = build_target(fitting_model(kind), name=kind, forward="native")
     assert isinstance(target, NativeTarget)
     assert target.forward_kind == "native"
@@ -125,7 +125,7 @@ def spoilt_weights(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("spoilt_weights")
 def test_a_wrong_compiled_pass_is_caught_and_the_lean_forward_serves(
-    calls: Calls,  # noqa: F811
+    calls: Calls,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     target = build_target(fitting_model(), name="spoilt")

@@ -9,11 +9,9 @@ import torch
 from drafts.native.team import team
 from osd.serve.native import NativeTarget
 from osd.serve.target import PassRow
-from tests.osd.passes import feed, plain_logits, random_text
-from tests.osd.test_native import (
+from tests.osd.native_rig import (
     TREE,
     Calls,
-    calls,  # noqa: F401
     check_tree,
     close,
     fitting_model,
@@ -21,6 +19,7 @@ from tests.osd.test_native import (
     prompts,
     shared,
 )
+from tests.osd.passes import feed, plain_logits, random_text
 
 pytestmark = pytest.mark.skipif(team() is None, reason="torch does not lend its threads here")
 
@@ -32,7 +31,7 @@ def torch_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def test_passes_of_every_number_of_tokens_up_to_the_limit(calls: Calls) -> None:  # noqa: F811
+def test_passes_of_every_number_of_tokens_up_to_the_limit(calls: Calls) -> None:
     target = shared()
     assert target.limit >= 64
     text = random_text(64, seed=1)
@@ -44,7 +43,7 @@ def test_passes_of_every_number_of_tokens_up_to_the_limit(calls: Calls) -> None:
     assert calls.count == 64
 
 
-def test_longer_passes_run_through_the_library(calls: Calls) -> None:  # noqa: F811
+def test_longer_passes_run_through_the_library(calls: Calls) -> None:
     target = native(fitting_model())
     assert target.limit == target.most
     for limit in (target.most, 20, 1, 0):

@@ -11,8 +11,8 @@ from osd.serve.cache import SlotCache
 from osd.serve.lean import LeanTarget
 from osd.serve.native import NativeTarget
 from osd.serve.target import PassRow
+from tests.osd.native_rig import TREE, close, fitting_model, native, prompts
 from tests.osd.passes import feed, plain_logits, random_text
-from tests.osd.test_native import TREE, close, fitting_model, native, prompts
 
 pytestmark = pytest.mark.skipif(team() is None, reason="torch does not lend its threads here")
 ROLES = {"qkv", "attn_out", "gate_up", "down", "output"}

@@ -16,6 +16,7 @@ from osd.serve.strict import Kernel, StrictTarget
 from osd.serve.strict_attention import KEYS, QUERIES, units
 from osd.serve.strict_check import dependence, pass_dependence, same_bits, strict_target
 from osd.serve.target import PassOutput, PassRow
+from tests.osd.native_rig import fitting_model
 from tests.osd.passes import feed, path_to, plain_logits, random_text
 from tests.tiny import tiny_model
 
@@ -55,12 +56,7 @@ def target(request: pytest.FixtureRequest) -> LeanTarget:
     kind, dtype = request.param
     if kind == "library":
         return strict_target(tiny_model("qwen3").to(dtype), name="tiny", feature_layers=None)
-    return NativeTarget(fitting("qwen3").to(dtype), name="tiny", feature_layers=None, strict=True)
-
-
-def fitting(kind: str = "llama"):
-    """A model whose sizes come in whole vectors."""
-    return tiny_model(kind, scale=0.2, hidden_size=96, intermediate_size=160, head_dim=32)
+    return NativeTarget(fitting_model("qwen3").to(dtype), name="tiny", feature_layers=None, strict=True)
 
 
 @pytest.fixture(scope="module")
@@ -221,11 +217,13 @@ def test_the_check_sees_passes_that_depend_on_neighbours(fault: str, monkeypatch
 
 @COMPILED
 def test_compiled_passes_are_strict_where_the_model_allows_them() -> None:
-    target = build_target(fitting(), name="tiny", numerics="strict")
+    target = build_target(fitting_model(), name="tiny", numerics="strict")
     assert isinstance(target, NativeTarget)
     assert target.strict
     assert isinstance(build_target(tiny_model(), name="tiny", numerics="strict"), StrictTarget)
-    assert isinstance(build_target(fitting(), name="tiny", numerics="strict", forward="lean"), StrictTarget)
+    assert isinstance(
+        build_target(fitting_model(), name="tiny", numerics="strict", forward="lean"), StrictTarget
+    )
 
 
 @COMPILED
@@ -238,14 +236,14 @@ def test_compiled_passes_that_depend_on_neighbours_are_not_used(monkeypatch: pyt
 
     monkeypatch.setattr(NativeTarget, "forward", spoilt)
     assert "depend on chunks" in str(
-        pass_dependence(NativeTarget(fitting(), name="tiny", feature_layers=None, strict=True))
+        pass_dependence(NativeTarget(fitting_model(), name="tiny", feature_layers=None, strict=True))
     )
-    assert isinstance(build_target(fitting(), name="tiny", numerics="strict"), StrictTarget)
+    assert isinstance(build_target(fitting_model(), name="tiny", numerics="strict"), StrictTarget)
 
 
 @COMPILED
 def test_a_strict_pass_never_falls_back_to_the_library() -> None:
-    target = NativeTarget(fitting(), name="tiny", feature_layers=None, strict=True)
+    target = NativeTarget(fitting_model(), name="tiny", feature_layers=None, strict=True)
     target.limit = 8
     cache = target.make_cache(1, 64, keep_features=False)
     with pytest.raises(IntegrityError, match="9 tokens; strict ones hold 8"):
