@@ -1,4 +1,4 @@
-"""Collects what trains a trunk: the target's greedy answers with features and evidence, in shards.
+"""Collects what trains a trunk: the target's own answers with features and evidence, in shards.
 
 Plain batched decoding without any draft, so that what is collected depends on the target alone. The shards
 are those of ``osd.learn.pretrain_data``; they are written one a batch, so an interrupted run goes on.
@@ -82,6 +82,8 @@ def collect(
     max_tokens: int = 128,
     batch: int = 32,
     evidence_k: int = 32,
+    temperature: float = 0.0,
+    seed: int = 0,
     progress: Callable[[int, int, int], None] = lambda done, batches, tokens: None,
 ) -> list[Path]:
     """Answer every prompt and write shards into ``folder``; returns their ``.json`` files.
@@ -94,7 +96,10 @@ def collect(
         folder: Where shards go.
         max_tokens: Longest answer.
         batch: Prompts per shard, all decoded together.
-        evidence_k: Ids kept per output position.
+        evidence_k: Ids kept per output position, of the distribution at temperature 1.
+        temperature: 0 for the greedy answer; above, answers are drawn, and a prompt that was answered once
+            gives another text.
+        seed: Of what is drawn.
         progress: Called after every shard with shards done, shards in all, and answer tokens so far.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -103,34 +108,59 @@ def collect(
     tokens = 0
     shards: list[Path] = []
     for number, group in enumerate(cut, start=1):
-        meta = folder / f"{number:04d}-{_digest(target, group, max_tokens, evidence_k)}.json"
+        draw = _Draw(temperature, seed)
+        digest = _digest(target, group, max_tokens, evidence_k, draw)
+        meta = folder / f"{number:04d}-{digest}.json"
         if not meta.exists():
-            answers = _answer(target, group, max_tokens, evidence_k)
-            _write(answers, meta)
+            draw.start(digest)
+            _write(_answer(target, group, max_tokens, evidence_k, draw), meta)
         tokens += sum(len(entry["out"]) for entry in json.loads(meta.read_text()))
         shards.append(meta)
         progress(number, len(cut), tokens)
     return shards
 
 
-def _digest(target: TargetModel, group: Sequence[Prompt], max_tokens: int, evidence_k: int) -> str:
+@dataclass
+class _Draw:
+    """How the next token is chosen; a shard's draws depend on nothing outside the shard."""
+
+    temperature: float
+    seed: int
+    generator: torch.Generator = field(default_factory=torch.Generator)
+
+    def start(self, digest: str) -> None:
+        self.generator.manual_seed(int(digest, 16))
+
+    def tokens(self, logits: torch.Tensor) -> list[int]:
+        """One token for every row of ``[N, vocab]``."""
+        if self.temperature <= 0.0:
+            return [int(token) for token in logits.argmax(-1)]
+        chances = (logits / self.temperature).softmax(-1).cpu()
+        return [int(token) for token in torch.multinomial(chances, 1, generator=self.generator)[:, 0]]
+
+
+def _digest(
+    target: TargetModel, group: Sequence[Prompt], max_tokens: int, evidence_k: int, draw: _Draw
+) -> str:
     """Short hash of everything that decides a shard."""
-    facts = [target.name, target.feature_layers, max_tokens, evidence_k, [p.ids for p in group]]
+    facts: list[Any] = [target.name, target.feature_layers, max_tokens, evidence_k, [p.ids for p in group]]
+    if draw.temperature > 0.0:
+        facts += [draw.temperature, draw.seed]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:12]
 
 
 @torch.inference_mode()
 def _answer(
-    target: TargetModel, prompts: Sequence[Prompt], max_tokens: int, evidence_k: int
+    target: TargetModel, prompts: Sequence[Prompt], max_tokens: int, evidence_k: int, draw: _Draw
 ) -> list[_Answer]:
-    """Greedy answers to ``prompts``, decoded together."""
+    """Answers to ``prompts``, decoded together."""
     longest = max(len(prompt.ids) for prompt in prompts) + max_tokens
     cache = target.make_cache(len(prompts), longest, keep_features=True)
     answers = [_Answer(prompt, cache.acquire()) for prompt in prompts]
     for start in range(0, len(answers), PREFILL_ROWS):
         group = answers[start : start + PREFILL_ROWS]
         rows = [PassRow(a.slot, 0, list(a.prompt.ids), logits_from=len(a.prompt.ids) - 1) for a in group]
-        _run(target, cache, group, rows, evidence_k)
+        _run(target, cache, group, rows, evidence_k, draw)
     running = list(answers)
     while True:
         for answer in [a for a in running if _ended(a, target, max_tokens)]:
@@ -139,11 +169,16 @@ def _answer(
         if not running:
             return answers
         rows = [PassRow(a.slot, cache.lengths[a.slot], a.output[-1:]) for a in running]
-        _run(target, cache, running, rows, evidence_k)
+        _run(target, cache, running, rows, evidence_k, draw)
 
 
 def _run(
-    target: TargetModel, cache: SlotCache, answers: list[_Answer], rows: list[PassRow], evidence_k: int
+    target: TargetModel,
+    cache: SlotCache,
+    answers: list[_Answer],
+    rows: list[PassRow],
+    evidence_k: int,
+    draw: _Draw,
 ) -> None:
     """One target pass; every row gains one token and its evidence."""
     output = target.forward(cache, rows)
@@ -151,9 +186,10 @@ def _run(
     top = logits.topk(evidence_k, dim=-1)
     logprobs = (top.values - logits.logsumexp(-1, keepdim=True)).half().cpu()
     ids = top.indices.int().cpu()
+    tokens = draw.tokens(logits)
     for i, (answer, row) in enumerate(zip(answers, rows, strict=True)):
         cache.commit(row.slot, row.start + len(row.tokens))
-        answer.output.append(int(ids[i, 0]))
+        answer.output.append(tokens[i])
         answer.top_ids.append(ids[i])
         answer.top_logprobs.append(logprobs[i])
 

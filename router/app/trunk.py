@@ -30,6 +30,9 @@ from osd.serve.load import load_target
 from osd.serve.target import TargetModel
 from router.app.provenance import commit, versions
 
+DRAWN_TEMPERATURE = 0.7
+"""Second answers are drawn at this temperature: other texts than the greedy ones, of the same kind."""
+
 PROMPTS = Path("examples/pretrain/prompts.jsonl")
 EVALUATION = Path("examples/traffic/mixed.jsonl")
 
@@ -54,19 +57,27 @@ def head_shape(target: TargetModel) -> HeadShape:
     )
 
 
+def prompt_of(answer: Answer) -> tuple[int, ...]:
+    """Token ids of the prompt, which tell whether two answers are to the same."""
+    return tuple(answer.tokens[: answer.prompt_length].tolist())
+
+
 def describe_data(answers: Sequence[Answer]) -> dict[str, Any]:
     """Counts by source and label; item numbers at the end of a source are left out."""
-    prompts: Counter[str] = Counter()
+    prompts: dict[str, set[tuple[int, ...]]] = {}
     tokens: Counter[str] = Counter()
+    labels: dict[str, set[tuple[int, ...]]] = {}
     for answer in answers:
         source = re.sub(r"\s+\d+$", "", answer.source)
-        prompts[source] += 1
+        prompts.setdefault(source, set()).add(prompt_of(answer))
+        labels.setdefault(answer.label, set()).add(prompt_of(answer))
         tokens[source] += answer.output_length
     return {
-        "prompts": len(answers),
+        "prompts": sum(map(len, prompts.values())),
+        "answers": len(answers),
         "answer_tokens": sum(tokens.values()),
-        "sources": {s: {"prompts": prompts[s], "answer_tokens": tokens[s]} for s in sorted(prompts)},
-        "labels": dict(sorted(Counter(answer.label for answer in answers).items())),
+        "sources": {s: {"prompts": len(prompts[s]), "answer_tokens": tokens[s]} for s in sorted(prompts)},
+        "labels": {label: len(labels[label]) for label in sorted(labels)},
     }
 
 
@@ -113,12 +124,15 @@ def main(
     target: Annotated[str, typer.Option(help="embedded, a folder or a hub name.")] = "embedded",
     shards: Annotated[Path, typer.Option(help="Where collected answers go.")] = Path("out/trunk"),
     out: Annotated[Path, typer.Option(help="The trunk's file.")] = TRUNK,
-    epochs: Annotated[int, typer.Option(min=1, help="Passes over the answers.")] = 6,
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the answers.")] = 5,
     draft_vocab: Annotated[int, typer.Option(min=64, help="Size of the draft vocabulary.")] = 8192,
     held_back: Annotated[
         float, typer.Option(min=0.01, max=0.5, help="Share of prompts to report on.")
     ] = 0.05,
-    max_tokens: Annotated[int, typer.Option(min=2, help="Longest answer collected.")] = 128,
+    max_tokens: Annotated[int, typer.Option(min=2, help="Longest greedy answer collected.")] = 224,
+    drawn_tokens: Annotated[
+        int, typer.Option(min=0, help="Longest drawn answer, one more for every prompt; 0 for none.")
+    ] = 160,
     seed: Annotated[int, typer.Option(help="Of the split, the initial weights and the order.")] = 0,
 ) -> None:
     """Collect the target's answers and train the trunk on them."""
@@ -128,19 +142,29 @@ def main(
     excluded = frozenset(str(entry["prompt"]).strip() for entry in _lines([*(exclude or []), EVALUATION]))
     asked = encode_prompts(_lines(prompts or [PROMPTS]), tokenizer, 420, excluded)
     console.print(f"{len(asked)} prompts")
-    files = collect(
-        model,
-        asked,
-        shards,
-        max_tokens=max_tokens,
-        progress=lambda done, all_, tokens: console.print(f"shard {done}/{all_}, {tokens} answer tokens"),
-    )
-    answers = load_shards(files)
+
+    def progress(done: int, batches: int, tokens: int) -> None:
+        console.print(f"shard {done}/{batches}, {tokens} answer tokens")
+
+    answers = load_shards(collect(model, asked, shards, max_tokens=max_tokens, progress=progress))
     training, held = split(answers, held_back, seed)
+    if drawn_tokens:
+        drawn = collect(
+            model,
+            asked,
+            shards,
+            max_tokens=drawn_tokens,
+            temperature=DRAWN_TEMPERATURE,
+            seed=seed,
+            progress=progress,
+        )
+        unseen = {prompt_of(answer) for answer in held}
+        training += [answer for answer in load_shards(drawn) if prompt_of(answer) not in unseen]
+        answers = [*training, *held]
     vocabulary = min(draft_vocab, model.vocab_size)
     token_ids = choose_vocabulary(training, vocabulary, model.vocab_size, sorted(model.eos_token_ids))
     trunk = Trunk.fresh(head_shape(model), token_ids, seed)
-    config = PretrainConfig(epochs=epochs, seed=seed)
+    config = PretrainConfig(epochs=epochs, deeper_share=0.4, seed=seed)
     reports: list[Epoch] = []
 
     def report(epoch: Epoch) -> None:

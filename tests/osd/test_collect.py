@@ -76,3 +76,32 @@ def test_prompts_repeat_neither_each_other_nor_what_is_kept_for_evaluation() -> 
     ]
     found = encode_prompts(entries, Words(), 5, frozenset({"kept for evaluation"}))
     assert [(p.text, p.domain, p.source) for p in found] == [("one two", "a", "s")]
+
+
+def test_drawn_answers_repeat_by_seed_and_carry_evidence_at_temperature_one(
+    target: TargetModel, tmp_path: Path
+) -> None:
+    asked = prompts(5, target.vocab_size)
+
+    def drawn(folder: str, seed: int, temperature: float = 2.0) -> list[list[int]]:
+        files = collect(
+            target,
+            asked,
+            tmp_path / folder,
+            max_tokens=9,
+            batch=3,
+            evidence_k=8,
+            temperature=temperature,
+            seed=seed,
+        )
+        for answer in load_shards(files):
+            with torch.inference_mode():
+                logits = target.reference(answer.tokens[None]).logits[0, answer.prompt_length - 1 : -1]
+            expected = logits.float().log_softmax(-1).gather(-1, answer.top_ids.long())
+            torch.testing.assert_close(expected, answer.top_logprobs.float(), atol=5e-3, rtol=5e-3)
+        return [answer.tokens.tolist() for answer in load_shards(files)]
+
+    first = drawn("first", 1)
+    assert drawn("again", 1) == first
+    assert drawn("other", 2) != first
+    assert drawn("greedy", 1, temperature=0.0) != first

@@ -32,7 +32,17 @@ def test_a_trunk_from_prompts_to_a_file_that_the_source_loads(
     asked.write_text("\n".join(json.dumps(line) for line in lines))
     kept.write_text(json.dumps({"prompt": "say 3 twice"}))
     out = tmp_path / "trunk.safetensors"
-    app.main([asked], [kept], "tiny", tmp_path / "shards", out, epochs=1, draft_vocab=64, max_tokens=6)
+    app.main(
+        [asked],
+        [kept],
+        "tiny",
+        tmp_path / "shards",
+        out,
+        epochs=1,
+        draft_vocab=64,
+        max_tokens=6,
+        drawn_tokens=0,
+    )
 
     facts = json.loads((tmp_path / "trunk.provenance.json").read_text())
     assert facts["data"]["prompts"] == 19
@@ -49,3 +59,18 @@ def test_a_trunk_from_prompts_to_a_file_that_the_source_loads(
     )
     assert source.describe("base")["draft_vocabulary"] == 64
     assert 2 in source.trunk.token_ids
+
+
+def test_drawn_answers_add_text_but_no_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = build_target(tiny_model("llama"), name="tiny")
+    monkeypatch.setattr(app, "load_target", lambda name: (target, Letters()))
+    asked = tmp_path / "prompts.jsonl"
+    asked.write_text("\n".join(json.dumps({"prompt": f"say {n}", "source": "made up"}) for n in range(10)))
+    out = tmp_path / "trunk.safetensors"
+    app.main(
+        [asked], [], "tiny", tmp_path / "shards", out, epochs=1, draft_vocab=64, max_tokens=6, drawn_tokens=4
+    )
+    facts = json.loads((tmp_path / "trunk.provenance.json").read_text())
+    assert facts["data"]["prompts"] == 10
+    assert facts["data"]["answers"] == 19
+    assert facts["held_back_prompts"] == 1
