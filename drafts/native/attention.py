@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from llvmlite import ir
 
 from drafts.native.vectors import F16, F32, I16, I32, I64, LANES, Emitter, constant, lanes
@@ -150,7 +148,7 @@ def emit_softmax(module: ir.Module, name: str) -> None:
         return [e.b.select(e.b.fcmp_ordered(">", value, carried[0]), value, carried[0])]
 
     (most,) = e.loop(rounds, LANES, [constant(F32, float("-inf"))], highest)
-    top = e.splat(_fold(e, most, lambda a, b: e.b.select(e.b.fcmp_ordered(">", a, b), a, b)))
+    top = e.splat(e.fold(most, lambda a, b: e.b.select(e.b.fcmp_ordered(">", a, b), a, b)))
 
     def raised(index: ir.Value, carried: list[ir.Value]) -> list[ir.Value]:
         value = e.exp(e.b.fsub(e.floats(place(index), "f32"), top))
@@ -158,7 +156,7 @@ def emit_softmax(module: ir.Module, name: str) -> None:
         return [e.b.fadd(carried[0], value)]
 
     (total,) = e.loop(rounds, LANES, [constant(F32, 0.0)], raised)
-    factor = e.splat(e.b.fdiv(F32(1.0), _fold(e, total, e.b.fadd)))
+    factor = e.splat(e.b.fdiv(F32(1.0), e.fold(total, e.b.fadd)))
 
     def scaled(index: ir.Value, _: list[ir.Value]) -> list[ir.Value]:
         e.store(e.b.fmul(e.floats(place(index), "f32"), factor), place(index))
@@ -166,16 +164,6 @@ def emit_softmax(module: ir.Module, name: str) -> None:
 
     e.loop(rounds, LANES, [], scaled)
     e.b.ret_void()
-
-
-def _fold(e: Emitter, vector: ir.Value, join: Callable[[ir.Value, ir.Value], ir.Value]) -> ir.Value:
-    """All lanes joined into one number."""
-    width = LANES // 2
-    while width:
-        turned = [(lane + width) % LANES for lane in range(LANES)]
-        vector = join(vector, e.b.shuffle_vector(vector, vector, ir.Constant(lanes(I32), turned)))
-        width //= 2
-    return e.b.extract_element(vector, I32(0))
 
 
 def emit_gate(module: ir.Module, name: str, rounded: bool) -> None:

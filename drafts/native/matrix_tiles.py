@@ -52,7 +52,7 @@ def emit_matrix_tile(module: ir.Module, name: str, fmt: Format, rows: int) -> No
         fmt: Of the weights: ``q4p`` and ``q8p`` are decoded, ``bf16`` is read as it is.
         rows: Of ``x``, stored ``[rows, inputs]`` in bfloat16: 16, 32 or 64.
     """
-    e = _Matrix(module, name, 6)
+    e = MatrixEmitter(module, name, 6)
     weights, x, out, stride, groups, scratch = e.arguments
     e.configure()
     read = weights
@@ -70,7 +70,7 @@ def emit_matrix_tile(module: ir.Module, name: str, fmt: Format, rows: int) -> No
 
 
 def _blocks(
-    e: _Matrix,
+    e: MatrixEmitter,
     halves: range,
     blocks: int,
     weights: ir.Value,
@@ -105,7 +105,7 @@ def _blocks(
 
 
 def _one_block(
-    e: _Matrix,
+    e: MatrixEmitter,
     weights: ir.Value,
     x: ir.Value,
     out: ir.Value,
@@ -150,7 +150,7 @@ class _BFloat(ir.Type):  # type: ignore[misc]  # llvmlite has no annotations
         return "bfloat"
 
 
-class _Matrix(Emitter):
+class MatrixEmitter(Emitter):
     """Adds the instructions on matrix registers."""
 
     def configure(self) -> None:

@@ -157,3 +157,12 @@ class Emitter:
         b.branch(head)
         b.position_at_end(behind)
         return list(carried)
+
+    def fold(self, vector: ir.Value, join: Callable[[ir.Value, ir.Value], ir.Value]) -> ir.Value:
+        """All lanes joined into one number."""
+        width = LANES // 2
+        while width:
+            turned = [(lane + width) % LANES for lane in range(LANES)]
+            vector = join(vector, self.b.shuffle_vector(vector, vector, ir.Constant(lanes(I32), turned)))
+            width //= 2
+        return self.b.extract_element(vector, I32(0))

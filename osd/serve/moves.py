@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from drafts.native.calls import flags, integers
-from osd.serve.native_pass import OPTIONS
+from drafts.native.steps import OPTIONS
 
 
 @numba.njit(**OPTIONS)

@@ -13,7 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from drafts.errors import IntegrityError
+from drafts.native import steps
 from drafts.native.matrix_tiles import scratch_bytes
+from drafts.native.product_tables import SPLIT_SHIFT, chunk_table
+from drafts.native.split_tiles import INPUT_BYTES, split_scratch_bytes
 from drafts.native.team import Team, team
 from drafts.native.tiles import GROUP, OUTPUTS
 from drafts.native.vectors import LANES
@@ -36,10 +39,14 @@ MOST_TOKENS_MATRIX = 512
 MOST_TOKENS_STRICT = 4096
 """With strict numerics every pass is compiled, whatever its size."""
 
+SPLIT_FROM = 12
+"""Tokens from which products take inputs in parts, unless timing says otherwise."""
+
 TURNS = 1024
 """Positions whose rotary factors are computed at once."""
 
 ROWS_TIMED = 16
+SPLITS_TIMED = (3, 4, 6, 8, 12, 16, 32)
 COUNTS_TIMED = (512, 256, 128, 64, 48, 32, 24, 16, 8, 4, 2, 1)
 """Tokens of the passes that :meth:`NativeTarget.fit` times, over at most 16 rows."""
 
@@ -101,11 +108,13 @@ class NativeTarget(LeanTarget):
         with torch.no_grad():
             self.native = NativeWeights(model, exact, strict)
         self.strict = strict
-        most = MOST_TOKENS_MATRIX if self.native.matrix else MOST_TOKENS
+        most = MOST_TOKENS_MATRIX if self.native.matrix or self.native.split else MOST_TOKENS
         self.most = MOST_TOKENS_STRICT if strict else most
         """Most tokens of a pass that the buffers hold."""
         self.limit = self.most
         """Passes over more tokens than this are the library's."""
+        self.split_from = SPLIT_FROM
+        """Passes over this many tokens or more hand inputs to products in parts, where that is possible."""
         self._turns = [torch.empty(0, self._head_dim), torch.empty(0, self._head_dim)]
         self._threads = torch.get_num_threads()
         self._kept = _kept_table(len(self._layers), self.feature_layers)
@@ -114,7 +123,9 @@ class NativeTarget(LeanTarget):
         self._table = self._make_table()
 
     def fit(self, context: int = 256, rounds: int = 3) -> None:
-        """Set :attr:`limit` by timing: the most tokens for which this is the faster forward.
+        """Set :attr:`limit` and :attr:`split_from` by timing.
+
+        The limit is the most tokens for which this is the faster forward.
 
         Args:
             context: Committed tokens of a row while measuring.
@@ -127,19 +138,30 @@ class NativeTarget(LeanTarget):
             row = cache.acquire()
             cache.reserve(row, 0, context)
             cache.commit(row, context)
-        for count in [count for count in COUNTS_TIMED if count <= widest * ROWS_TIMED]:
+        counts = [count for count in COUNTS_TIMED if count <= widest * ROWS_TIMED]
+
+        def faster(count: int, field: str, yes: int, no: int) -> bool:
             rows = spread(count, context, self.vocab_size, ROWS_TIMED)
-            least = {count: float("inf"), 0: float("inf")}
+            least = {yes: float("inf"), no: float("inf")}
             for _ in range(rounds):
-                for limit in least:
-                    self.limit = limit
-                    least[limit] = min(least[limit], timed(partial(self.forward, cache, rows), self.device))
-            if least[count] < least[0]:
-                self.limit = count
-                break
-        else:
-            self.limit = 0
-        logger.info("%s: passes of up to %d tokens run in compiled code", self.name, self.limit)
+                for value in least:
+                    setattr(self, field, value)
+                    least[value] = min(least[value], timed(partial(self.forward, cache, rows), self.device))
+            return least[yes] < least[no]
+
+        if self.native.split:
+            self.split_from = self.most + 1
+            for count in sorted(SPLITS_TIMED):
+                if faster(count, "split_from", count, self.most + 1):
+                    self.split_from = count
+                    break
+        self.limit = next((count for count in counts if faster(count, "limit", count, 0)), 0)
+        logger.info(
+            "%s: passes of up to %d tokens run in compiled code, inputs in parts from %d on",
+            self.name,
+            self.limit,
+            self.split_from,
+        )
 
     def packed_pass(self, cache: SlotCache, layout: PassLayout) -> PassOutput:
         """See :meth:`LeanTarget.packed_pass`."""
@@ -152,8 +174,10 @@ class NativeTarget(LeanTarget):
         h = F.embedding(layout.tokens, self.embedding).float()
         keeps = cache.features is not None
         kept = h.new_empty(len(self.feature_layers) if keeps else 0, count, self.hidden_size)
-        chunks, _ = self.native.chunks(count)
-        logit_chunks, logit_rows = self.native.chunks(max(1, wanted))
+        split = bool(self.native.split) and count >= self.split_from
+        kinds = self.native.split if split else self.native.rows
+        chunks, _ = chunk_table(count, kinds)
+        logit_chunks, logit_rows = chunk_table(max(1, wanted), kinds)
         tokens = layout.logit_tokens if layout.logit_tokens is not None else torch.arange(count)
         logits = h.new_empty(logit_rows if wanted else 0, self._shared.vocab_stride)
         masks: list[np.ndarray] = []
@@ -163,6 +187,8 @@ class NativeTarget(LeanTarget):
         table = self._table
         entries = pair.element_size()
         for place, value in (
+            (steps.MATRIX, steps.IN_PARTS if split else int(self.native.matrix)),
+            (steps.KERNEL_SHIFT, SPLIT_SHIFT if split else 0),
             (entry.TOKENS, count),
             (entry.PAIRS, pairs.ctypes.data),
             (entry.SLOT_BYTES, pair.stride(1) * entries),
@@ -206,20 +232,20 @@ class NativeTarget(LeanTarget):
         address = weights.kernels
         found = np.zeros(entry.ENTRIES + 1, dtype=np.int64)
         values = {
-            entry.THREADS: self._threads,
-            entry.BARRIER: self._team.barrier,
-            entry.THREAD: self._team.thread,
+            steps.THREADS: self._threads,
+            steps.BARRIER: self._team.barrier,
+            steps.THREAD: self._team.thread,
             entry.LAYERS: len(self._layers),
-            entry.HIDDEN: self.hidden_size,
-            entry.INNER: shared.inner,
+            steps.HIDDEN: self.hidden_size,
+            steps.INNER: shared.inner,
             entry.HEADS: self._heads,
             entry.KV_HEADS: self._kv_heads,
-            entry.SIZE: self._head_dim,
+            steps.SIZE: self._head_dim,
             entry.QKV_STRIDE: shared.qkv_stride,
             entry.OUT_STRIDE: shared.out_stride,
-            entry.ROUND: address["round"] if self.dtype == torch.bfloat16 else 0,
-            entry.MATRIX: int(weights.matrix),
-            entry.NUMBERS: self._numbers.ctypes.data,
+            steps.ROUND: address["round"] if self.dtype == torch.bfloat16 else 0,
+            steps.SPLIT: address.get("split", 0),
+            steps.NUMBERS: self._numbers.ctypes.data,
             entry.WEIGHTS: weights.table.ctypes.data,
             entry.ENTRY_BYTES: torch.empty(0, dtype=self.dtype).element_size(),
             entry.VOCAB_STRIDE: shared.vocab_stride,
@@ -229,8 +255,8 @@ class NativeTarget(LeanTarget):
             entry.VALUES: address["values"],
             entry.VALUES_MORE: address["values_more"],
             entry.SOFTMAX: address["softmax"],
-            entry.GATE: address["gate"],
-            entry.STORE: address["store"],
+            steps.GATE: address["gate"],
+            steps.STORE: address["store"],
             entry.TOGETHER: weights.together,
         }
         for place, value in {**values, **shared.entries()}.items():
@@ -244,26 +270,29 @@ class _Shared:
     def __init__(self, target: NativeTarget, threads: int) -> None:
         tiles = target.native.tiles
         wide = tiles["attn_out"].inputs
-        room = target.most + 2 * entry.MOST_ROWS
+        room = target.most + 2 * steps.MOST_ROWS
         self.inner = tiles["down"].inputs
         self.qkv_stride, self.out_stride = tiles["qkv"].padded, tiles["down"].padded
         self.vocab_stride = tiles["output"].padded
         hidden = target.hidden_size
         share = target._heads // target._kv_heads
+        most = max(tile.inputs for tile in tiles.values())
+        widest = INPUT_BYTES // 4 if target.native.split else 1
         self.scores_stride = -(-target.max_positions // LANES) * LANES + target.most + 2 * LANES
         self._buffers = {
+            entry.SHARED_X: torch.zeros(room, widest * hidden),
             entry.SHARED_QKV: torch.zeros(room, self.qkv_stride),
-            entry.SHARED_ATTENDED: torch.zeros(room, wide),
+            entry.SHARED_ATTENDED: torch.zeros(room, widest * wide),
             entry.SHARED_PROJECTED: torch.zeros(room, self.out_stride),
-            entry.SHARED_ACTIVE: torch.zeros(room, self.inner),
+            entry.SHARED_ACTIVE: torch.zeros(room, widest * self.inner),
             entry.SHARED_DOWN: torch.zeros(room, self.out_stride),
         }
         sizes = {
             0: room * hidden,
-            entry.PRIVATE_X: room * hidden,
-            entry.PRIVATE_LINE: hidden,
-            entry.PRIVATE_GATE: 2 * OUTPUTS * entry.MOST_ROWS,
-            entry.PRIVATE_SCRATCH: scratch_bytes(max(tile.inputs for tile in tiles.values())) // 4,
+            steps.PRIVATE_X: room * widest * hidden,
+            steps.PRIVATE_LINE: hidden,
+            steps.PRIVATE_GATE: 2 * OUTPUTS * steps.MOST_ROWS,
+            steps.PRIVATE_SCRATCH: max(scratch_bytes(most), split_scratch_bytes(most)) // 4,
             entry.PRIVATE_HEADS: (share + 2) * target._head_dim,
             entry.PRIVATE_SCORES: share * self.scores_stride,
         }
@@ -281,8 +310,8 @@ class _Shared:
         return {
             **{place: buffer.data_ptr() for place, buffer in self._buffers.items()},
             **self._offsets,
-            entry.PRIVATE: self._private.data_ptr(),
-            entry.PRIVATE_STRIDE: self._stride,
+            steps.PRIVATE: self._private.data_ptr(),
+            steps.PRIVATE_STRIDE: self._stride,
             entry.SCORES_STRIDE: self.scores_stride,
         }
 

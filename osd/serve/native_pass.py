@@ -3,13 +3,10 @@
 A pass over a few tokens is a hundred and fifty matrix products of some ten microseconds each: calling them
 one by one costs as much as computing them. Here the threads enter once, share out the tiles of each product,
 and wait for each other where one needs what another computed. What is cheap (norms, residual sums) every
-thread computes for itself instead of waiting.
+thread computes for itself instead of waiting, as long as there are few tokens.
 
-The code is numba's; it reads everything through one table of int64, whose entries are named below. All
-activations are float32; where the model's type is bfloat16, they are rounded where the model rounds them.
-
-It stays in one file: numba keeps compiled code by the file of the function that was compiled, and would go on
-using code whose callees or constants changed in another.
+The code is numba's; it reads everything through one table of int64: the entries of
+:mod:`drafts.native.steps`, then those named below.
 
 Letters in shapes: N tokens of the pass, D size of a head, H heads, K key-value heads.
 """
@@ -17,27 +14,47 @@ Letters in shapes: N tokens of the pass, D size of a head, H heads, K key-value 
 from __future__ import annotations
 
 import numba
-import numpy as np
 from numba import types
 
-from drafts.native.calls import call0, call0_int, call2, call3, call4, call5, call6, flags, floats, integers
+from drafts.native.calls import call0, call0_int, call2, call3, call4, call5, flags, floats, integers
+from drafts.native.steps import (
+    BARRIER,
+    CFUNC,
+    COMMON,
+    HIDDEN,
+    INNER,
+    NUMBERS,
+    PRIVATE,
+    PRIVATE_STRIDE,
+    PRIVATE_X,
+    ROUND,
+    SHAPE,
+    SIZE,
+    STORE,
+    THREAD,
+    THREADS,
+    add,
+    chunk_of,
+    copy,
+    gated,
+    jit,
+    multiply,
+    norm_rows,
+    normed,
+    put,
+    scaled,
+    source_hash,
+    sums,
+    turn,
+)
 
 (
-    THREADS,  # threads of the team
-    BARRIER,  # address: wait for the team
-    THREAD,  # address: number of this thread
     TOKENS,  # N
     LAYERS,
-    HIDDEN,
-    INNER,  # width of the MLP
     HEADS,
     KV_HEADS,
-    SIZE,  # D
     QKV_STRIDE,  # floats of a row of queries, keys and values
     OUT_STRIDE,  # floats of a row of what attention and MLP put out
-    ROUND,  # address of rounding to bfloat16; 0 in float32
-    MATRIX,  # inputs of products: 0 float32 [inputs, padded rows] a chunk, 1 bfloat16 [padded rows, inputs]
-    NUMBERS,  # address of float32 eps and score scaling
     WEIGHTS,  # address of the layers' table, WIDTH entries a layer
     PAIRS,  # address of the layers' caches [2, slots, K, places, D]
     SLOT_BYTES,  # of a cache: from slot to slot
@@ -63,25 +80,21 @@ from drafts.native.calls import call0, call0_int, call2, call3, call4, call5, ca
     VALUES,
     VALUES_MORE,
     SOFTMAX,
-    GATE,
-    STORE,
     TOGETHER,  # queries that VALUES takes at once
+    SHARED_X,  # inputs of products, where threads share the rows' norms
     SHARED_QKV,
     SHARED_ATTENDED,
     SHARED_PROJECTED,
     SHARED_ACTIVE,
     SHARED_DOWN,
-    PRIVATE,  # address of the threads' own floats
-    PRIVATE_STRIDE,  # floats of a thread
-    PRIVATE_X,  # offsets in them
-    PRIVATE_LINE,
-    PRIVATE_GATE,
-    PRIVATE_SCRATCH,
     PRIVATE_HEADS,
     PRIVATE_SCORES,
     SCORES_STRIDE,
     ENTRIES,
-) = range(58)
+) = range(COMMON, COMMON + 42)
+
+SHARED_FROM = 8
+"""Tokens from which threads share out the norms: waiting once more costs less than computing all of them."""
 
 (
     INPUT_NORM,
@@ -98,179 +111,21 @@ from drafts.native.calls import call0, call0_int, call2, call3, call4, call5, ca
     WIDTH,
 ) = range(12)
 
-(
-    KERNELS,  # address of the kernels by row count
-    TILES,
-    TILE_BYTES,
-    GROUPS,
-    SHAPE,
-) = range(5)
-"""Behind the layers' weights: five of these, for the four products of a layer and the output's."""
 
-MOST_ROWS = 64
-"""Rows of a chunk at most."""
-
-
-def _keeps_code() -> bool:
-    """Whether numba finds a folder for compiled code; without one it compiles at every start."""
-    try:
-        numba.njit(cache=True)(_keeps_code)
-    except RuntimeError:
-        return False
-    return True
-
-
-OPTIONS = {"nogil": True, "error_model": "numpy", "boundscheck": False, "cache": _keeps_code()}
-_SUMS = {"reassoc", "contract", "nsz", "arcp"}
-
-_jit = numba.njit(**OPTIONS)
-_sums = numba.njit(fastmath=_SUMS, **OPTIONS)
-
-
-@_sums
-def _add(into, what, count):
-    for i in range(count):
-        into[i] += what[i]
-
-
-@_sums
-def _copy(into, what, count):
-    for i in range(count):
-        into[i] = what[i]
-
-
-@_sums
-def _normed(line, h, count, eps):
-    total = np.float32(0.0)
-    for i in range(count):
-        total += h[i] * h[i]
-    factor = np.float32(1.0) / np.sqrt(total / np.float32(count) + eps)
-    for i in range(count):
-        line[i] = h[i] * factor
-
-
-@_sums
-def _scaled(line, weight, count):
-    for i in range(count):
-        line[i] *= weight[i]
-
-
-@_jit
-def _chunk(table, chunk):
-    """First token, rows, padded rows, and padded rows before, of a chunk."""
-    at = 1 + 4 * chunk
-    return table[at], table[at + 1], table[at + 2], table[at + 3]
-
-
-@_jit
-def _put(a, numbers, count, into, inputs, at, padded, before, row):
-    """``count`` numbers of a row to the inputs ``at`` and following of a product."""
-    if a[MATRIX] != 0:
-        call3(a[STORE], numbers, into + 2 * ((before + row) * inputs + at), count)
-    else:
-        source = floats(numbers)
-        x = floats(into + 4 * (before * inputs + at * padded + row))
-        for i in range(count):
-            x[i * padded] = source[i]
-
-
-@_jit
-def _norm_rows(a, private, tokens, chunks, weight, into):
-    """The norm of the rows that ``tokens`` names, as inputs of a product."""
-    numbers = floats(a[NUMBERS])
-    hidden = a[HIDDEN]
-    table = integers(chunks)
-    line = floats(private + 4 * a[PRIVATE_LINE])
-    for chunk in range(table[0]):
-        first, rows, padded, before = _chunk(table, chunk)
-        for row in range(rows):
-            token = first + row
-            if tokens != 0:
-                token = integers(tokens)[token]
-            _normed(line, floats(private + 4 * token * hidden), hidden, numbers[0])
-            if a[ROUND] != 0:
-                call2(a[ROUND], private + 4 * a[PRIVATE_LINE], hidden)
-            _scaled(line, floats(weight), hidden)
-            if a[ROUND] != 0:
-                call2(a[ROUND], private + 4 * a[PRIVATE_LINE], hidden)
-            _put(a, private + 4 * a[PRIVATE_LINE], hidden, into, hidden, 0, padded, before, row)
-
-
-@_jit
-def _take(a, private, added, place, thread):
+@jit
+def _take(a, private, added, place, low, high, keeps):
     """Add what a product put out to this thread's hidden states, and keep them if a draft reads them."""
     hidden = a[HIDDEN]
-    for token in range(a[TOKENS]):
+    for token in range(low, high):
         h = private + 4 * token * hidden
-        _add(floats(h), floats(added + 4 * token * a[OUT_STRIDE]), hidden)
+        add(floats(h), floats(added + 4 * token * a[OUT_STRIDE]), hidden)
         if a[ROUND] != 0:
             call2(a[ROUND], h, hidden)
-        if place >= 0 and thread == 0:
-            _copy(floats(a[KEPT] + 4 * (place * a[TOKENS] + token) * hidden), floats(h), hidden)
+        if place >= 0 and keeps:
+            copy(floats(a[KEPT] + 4 * (place * a[TOKENS] + token) * hidden), floats(h), hidden)
 
 
-@_jit
-def _multiply(a, shape, weights, bias, x, inputs, chunks, out, stride, private, thread):
-    """This thread's tiles of a product over all chunks."""
-    entry = integers(shape)
-    kernels = integers(entry[KERNELS])
-    table = integers(chunks)
-    tiles, size = entry[TILES], entry[TILE_BYTES]
-    wide = 2 if a[MATRIX] != 0 else 4
-    scratch = private + 4 * a[PRIVATE_SCRATCH]
-    for tile in range(tiles * thread // a[THREADS], tiles * (thread + 1) // a[THREADS]):
-        at = weights + tile * size
-        for chunk in range(table[0]):
-            first, rows, padded, before = _chunk(table, chunk)
-            into = out + 4 * (first * stride + 32 * tile)
-            inputs_at = x + wide * before * inputs
-            call6(kernels[padded], at, inputs_at, into, 4 * stride, entry[GROUPS], scratch)
-            if bias != 0 or a[ROUND] != 0:
-                for row in range(rows):
-                    if bias != 0:
-                        _add(floats(into + 4 * row * stride), floats(bias + 128 * tile), 32)
-                    if a[ROUND] != 0:
-                        call2(a[ROUND], into + 4 * row * stride, 32)
-
-
-@_jit
-def _gated(a, shape, weights, bias, private, chunks, active, thread):
-    """This thread's tiles of gate and up, which take turns, and of what they make."""
-    entry = integers(shape)
-    kernels = integers(entry[KERNELS])
-    table = integers(chunks)
-    pairs, size = entry[TILES] // 2, entry[TILE_BYTES]
-    gate = private + 4 * a[PRIVATE_GATE]
-    up = gate + 4 * 32 * MOST_ROWS
-    wide = 2 if a[MATRIX] != 0 else 4
-    scratch = private + 4 * a[PRIVATE_SCRATCH]
-    x = private + 4 * a[PRIVATE_X]
-    for pair in range(pairs * thread // a[THREADS], pairs * (thread + 1) // a[THREADS]):
-        at = weights + 2 * pair * size
-        for chunk in range(table[0]):
-            _, rows, padded, before = _chunk(table, chunk)
-            inputs = x + wide * before * a[HIDDEN]
-            call6(kernels[padded], at, inputs, gate, 128, entry[GROUPS], scratch)
-            call6(kernels[padded], at + size, inputs, up, 128, entry[GROUPS], scratch)
-            if bias != 0:
-                for row in range(rows):
-                    _add(floats(gate + 128 * row), floats(bias + 256 * pair), 32)
-                    _add(floats(up + 128 * row), floats(bias + 256 * pair + 128), 32)
-            call3(a[GATE], gate, up, 32 * rows)
-            for row in range(rows):
-                _put(a, gate + 128 * row, 32, active, a[INNER], 32 * pair, padded, before, row)
-
-
-@_sums
-def _turn(out, x, cos, sin, size):
-    """Rotary positions; ``sin`` is signed so that the halves swap without a sign."""
-    half = size // 2
-    for i in range(half):
-        out[i] = x[i] * cos[i] + x[i + half] * sin[i]
-        out[i + half] = x[i + half] * cos[i + half] + x[i] * sin[i + half]
-
-
-@_sums
+@sums
 def _turn_in_steps(out, x, cos, sin, size, second):
     half = size // 2
     if second:
@@ -282,17 +137,17 @@ def _turn_in_steps(out, x, cos, sin, size, second):
             out[i] = x[i] * cos[i]
 
 
-@_jit
+@jit
 def _place(a, source, norm, token, out, spare):
     """A query or key of ``token`` at ``source``, normed if the model does that, turned to its position."""
     size = a[SIZE]
     x = source
     if norm != 0:
         line = floats(spare)
-        _normed(line, floats(source), size, floats(a[NUMBERS])[0])
+        normed(line, floats(source), size, floats(a[NUMBERS])[0])
         if a[ROUND] != 0:
             call2(a[ROUND], spare, size)
-        _scaled(line, floats(norm), size)
+        scaled(line, floats(norm), size)
         if a[ROUND] != 0:
             call2(a[ROUND], spare, size)
         x = spare
@@ -303,10 +158,10 @@ def _place(a, source, norm, token, out, spare):
         _turn_in_steps(floats(out), floats(x), cos, sin, size, True)
         call2(a[ROUND], out, size)
     else:
-        _turn(floats(out), floats(x), cos, sin, size)
+        turn(floats(out), floats(x), cos, sin, size)
 
 
-@_jit
+@jit
 def _keep(a, norm, pair, row, head, private):
     """Write the keys and values of all tokens of a row, for one key-value head."""
     table = integers(a[ROW_TABLE] + 40 * row)
@@ -326,7 +181,7 @@ def _keep(a, norm, pair, row, head, private):
         call3(a[STORE], value, at + a[SIDE_BYTES], size)
 
 
-@_jit
+@jit
 def _attend(a, norm, pair, row, head, index, private):
     """Attention of one token's queries that share a key-value head.
 
@@ -381,22 +236,22 @@ def _attend(a, norm, pair, row, head, index, private):
         call2(a[ROUND], queries, share * size)
 
 
-@_jit
+@jit
 def _hand_on(a, head, token, private):
     """Put one token's attended heads where the next product reads them."""
     table = integers(a[CHUNK_TABLE])
     chunk = 0
     while token >= table[1 + 4 * chunk] + table[2 + 4 * chunk]:
         chunk += 1
-    first, _, padded, before = _chunk(table, chunk)
+    first, _, padded, before = chunk_of(table, chunk)
     size = a[SIZE]
     share = a[HEADS] // a[KV_HEADS]
     queries = private + 4 * a[PRIVATE_HEADS]
     wide, at = a[HEADS] * size, head * share * size
-    _put(a, queries, share * size, a[SHARED_ATTENDED], wide, at, padded, before, token - first)
+    put(a, queries, share * size, a[SHARED_ATTENDED], wide, at, padded, before, token - first)
 
 
-@_jit
+@jit
 def _attend_all(a, norm, pair, private, thread):
     """This thread's share of the attention of all rows, by the entries that are read."""
     rows = a[ROWS]
@@ -423,87 +278,116 @@ def _attend_all(a, norm, pair, private, thread):
                 done += cost
 
 
-@numba.cfunc(
-    types.void(types.CPointer(types.int64)), error_model="numpy", boundscheck=False, cache=OPTIONS["cache"]
-)
-def run_pass(a):
-    """The whole pass, as one thread of the team."""
-    thread = call0_int(a[THREAD])
-    private = a[PRIVATE] + 4 * thread * a[PRIVATE_STRIDE]
-    hidden = a[HIDDEN]
-    _copy(floats(private), floats(a[INPUT]), a[TOKENS] * hidden)
-    x = private + 4 * a[PRIVATE_X]
-    chunks = a[CHUNK_TABLE]
-    shapes = a[WEIGHTS] + 8 * WIDTH * a[LAYERS]
-    kept = integers(a[KEPT_TABLE])
-    pairs = integers(a[PAIRS])
-    wide = a[HEADS] * a[SIZE]
-    for layer in range(a[LAYERS]):
-        w = integers(a[WEIGHTS] + 8 * WIDTH * layer)
-        if layer > 0:
-            _take(a, private, a[SHARED_DOWN], kept[layer - 1], thread)
-        _norm_rows(a, private, 0, chunks, w[INPUT_NORM], x)
-        _multiply(
-            a,
-            shapes,
-            w[QKV],
-            w[QKV_BIAS],
-            x,
-            hidden,
-            chunks,
-            a[SHARED_QKV],
-            a[QKV_STRIDE],
-            private,
-            thread,
-        )
-        call0(a[BARRIER])
-        _attend_all(a, w[HEAD_NORM], pairs[layer], private, thread)
-        call0(a[BARRIER])
-        _multiply(
-            a,
-            shapes + 8 * SHAPE,
-            w[ATTN_OUT],
-            w[ATTN_OUT_BIAS],
-            a[SHARED_ATTENDED],
-            wide,
-            chunks,
-            a[SHARED_PROJECTED],
-            a[OUT_STRIDE],
-            private,
-            thread,
-        )
-        call0(a[BARRIER])
-        _take(a, private, a[SHARED_PROJECTED], -1, thread)
-        _norm_rows(a, private, 0, chunks, w[MLP_NORM], x)
-        _gated(a, shapes + 16 * SHAPE, w[GATE_UP], w[GATE_UP_BIAS], private, chunks, a[SHARED_ACTIVE], thread)
-        call0(a[BARRIER])
-        _multiply(
-            a,
-            shapes + 24 * SHAPE,
-            w[DOWN],
-            w[DOWN_BIAS],
-            a[SHARED_ACTIVE],
-            a[INNER],
-            chunks,
-            a[SHARED_DOWN],
-            a[OUT_STRIDE],
-            private,
-            thread,
-        )
-        call0(a[BARRIER])
-    _take(a, private, a[SHARED_DOWN], kept[a[LAYERS] - 1], thread)
-    if a[LOGITS] > 0:
-        _norm_rows(a, private, a[LOGIT_TOKENS], a[LOGIT_TABLE], a[FINAL_NORM], x)
-        _multiply(
-            a,
-            shapes + 32 * SHAPE,
-            a[HEAD_WEIGHTS],
-            0,
-            x,
-            hidden,
-            a[LOGIT_TABLE],
-            a[OUT],
-            a[VOCAB_STRIDE],
-            private,
-            thread,
-        )
+def _compiled(sources):
+    """The pass; numba keeps compiled code by this file and by what the function closes over."""
+
+    @numba.cfunc(types.void(types.CPointer(types.int64)), **CFUNC)
+    def run_pass(a):
+        """The whole pass, as one thread of the team."""
+        _ = sources
+        thread = call0_int(a[THREAD])
+        private = a[PRIVATE] + 4 * thread * a[PRIVATE_STRIDE]
+        hidden = a[HIDDEN]
+        copy(floats(private), floats(a[INPUT]), a[TOKENS] * hidden)
+        x = private + 4 * a[PRIVATE_X]
+        low, high, shares = 0, a[TOKENS], a[TOKENS] >= SHARED_FROM
+        if shares:
+            x = a[SHARED_X]
+            low, high = a[TOKENS] * thread // a[THREADS], a[TOKENS] * (thread + 1) // a[THREADS]
+        keeps = shares or thread == 0
+        chunks = a[CHUNK_TABLE]
+        shapes = a[WEIGHTS] + 8 * WIDTH * a[LAYERS]
+        kept = integers(a[KEPT_TABLE])
+        pairs = integers(a[PAIRS])
+        wide = a[HEADS] * a[SIZE]
+        for layer in range(a[LAYERS]):
+            w = integers(a[WEIGHTS] + 8 * WIDTH * layer)
+            if layer > 0:
+                _take(a, private, a[SHARED_DOWN], kept[layer - 1], low, high, keeps)
+            norm_rows(a, private, 0, chunks, w[INPUT_NORM], x, low, high)
+            if shares:
+                call0(a[BARRIER])
+            multiply(
+                a,
+                shapes,
+                w[QKV],
+                w[QKV_BIAS],
+                x,
+                hidden,
+                chunks,
+                a[SHARED_QKV],
+                a[QKV_STRIDE],
+                private,
+                thread,
+            )
+            call0(a[BARRIER])
+            _attend_all(a, w[HEAD_NORM], pairs[layer], private, thread)
+            call0(a[BARRIER])
+            multiply(
+                a,
+                shapes + 8 * SHAPE,
+                w[ATTN_OUT],
+                w[ATTN_OUT_BIAS],
+                a[SHARED_ATTENDED],
+                wide,
+                chunks,
+                a[SHARED_PROJECTED],
+                a[OUT_STRIDE],
+                private,
+                thread,
+            )
+            call0(a[BARRIER])
+            _take(a, private, a[SHARED_PROJECTED], -1, low, high, False)
+            norm_rows(a, private, 0, chunks, w[MLP_NORM], x, low, high)
+            if shares:
+                call0(a[BARRIER])
+            gated(
+                a,
+                shapes + 16 * SHAPE,
+                w[GATE_UP],
+                w[GATE_UP_BIAS],
+                x,
+                private,
+                chunks,
+                a[SHARED_ACTIVE],
+                thread,
+                0,
+            )
+            call0(a[BARRIER])
+            multiply(
+                a,
+                shapes + 24 * SHAPE,
+                w[DOWN],
+                w[DOWN_BIAS],
+                a[SHARED_ACTIVE],
+                a[INNER],
+                chunks,
+                a[SHARED_DOWN],
+                a[OUT_STRIDE],
+                private,
+                thread,
+            )
+            call0(a[BARRIER])
+        _take(a, private, a[SHARED_DOWN], kept[a[LAYERS] - 1], low, high, keeps)
+        if a[LOGITS] > 0:
+            norm_rows(a, private, a[LOGIT_TOKENS], a[LOGIT_TABLE], a[FINAL_NORM], x, low, high)
+            if shares:
+                call0(a[BARRIER])
+            multiply(
+                a,
+                shapes + 32 * SHAPE,
+                a[HEAD_WEIGHTS],
+                0,
+                x,
+                hidden,
+                a[LOGIT_TABLE],
+                a[OUT],
+                a[VOCAB_STRIDE],
+                private,
+                thread,
+            )
+
+    return run_pass
+
+
+run_pass = _compiled(source_hash())

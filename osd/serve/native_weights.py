@@ -10,6 +10,7 @@ import torch
 from llvmlite import ir
 from torch import Tensor
 
+from drafts.native import steps
 from drafts.native.attention import (
     emit_gate,
     emit_round,
@@ -22,15 +23,21 @@ from drafts.native.attention import (
 from drafts.native.codes import Tiles, tiles_of
 from drafts.native.machine import compiled, wide_registers
 from drafts.native.matrix_tiles import MATRIX_ROWS, emit_matrix_tile, has_matrix_registers
-from drafts.native.tiles import GROUP, OUTPUTS, Format, emit_tile
+from drafts.native.product_tables import (
+    ROWS_NARROW,
+    ROWS_WIDE,
+    describe_product,
+    interleave,
+    kernel_table,
+    split_name,
+    tile_name,
+)
+from drafts.native.split_tiles import SPLIT_ROWS, emit_split, emit_split_tile, splittable
+from drafts.native.tiles import Format, emit_tile
 from osd.serve import native_pass as entry
 
 KINDS = {torch.float32: "f32", torch.bfloat16: "bf16"}
 """Types that a model may have, and what the kernels call them."""
-
-ROWS_WIDE = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16)
-ROWS_NARROW = (1, 2, 3, 4, 5, 6)
-"""Rows that a product kernel is made for, by the number of registers."""
 
 Exact = Callable[[str], Tensor]
 """float32 weight by parameter name."""
@@ -64,10 +71,15 @@ class NativeWeights:
         matrix = MATRIX_ROWS[:1] if strict else MATRIX_ROWS
         self.rows = matrix if self.matrix else vectors
         """Rows that product kernels are made for."""
+        formats = {tiles.format for tiles in self.tiles.values()}
+        able = not strict and has_matrix_registers() and all(map(splittable, formats))
+        self.split: tuple[int, ...] = SPLIT_ROWS if able else ()
+        """Rows of the kernels that take inputs in parts, for many tokens of a float32 model."""
         self.together = queries_at_once(self.share, self.size)
         self.kernels = compiled_kernels(
-            {tiles.format for tiles in self.tiles.values()},
+            formats,
             self.rows,
+            self.split,
             self.together,
             self.size,
             self.dtype,
@@ -77,24 +89,9 @@ class NativeWeights:
         self.table = self._table(model)
         """int64: see :data:`~osd.serve.native_pass.WEIGHTS`."""
 
-    def chunks(self, count: int) -> tuple[np.ndarray, int]:
-        """Rows in chunks of about one size, padded to what kernels are made for.
-
-        Returns:
-            The table that the pass reads, and all rows with padding.
-        """
-        number = -(-count // self.rows[-1])
-        table, first, before = [number], 0, 0
-        for chunk in range(number):
-            rows = (count - first) // (number - chunk)
-            padded = next(kind for kind in self.rows if kind >= rows)
-            table += [first, rows, padded, before]
-            first, before = first + rows, before + padded
-        return np.array(table, dtype=np.int64), before
-
     def _table(self, model: Any) -> np.ndarray:
         layers = model.model.layers
-        table = np.zeros(len(layers) * entry.WIDTH + len(self.tiles) * entry.SHAPE, dtype=np.int64)
+        table = np.zeros(len(layers) * entry.WIDTH + len(self.tiles) * steps.SHAPE, dtype=np.int64)
         for index, layer in enumerate(layers):
             line = table[index * entry.WIDTH : (index + 1) * entry.WIDTH]
             attn = layer.self_attn
@@ -112,19 +109,14 @@ class NativeWeights:
                     parts = interleave(biases) if role == "gate_up" else biases
                     line[bias] = self._floats(parts, tiles.padded)
         for index, tiles in enumerate(self.tiles.values()):
-            line = table[len(layers) * entry.WIDTH + index * entry.SHAPE :]
-            line[entry.KERNELS] = self._kernel_table(tiles.format)
-            line[entry.TILES] = tiles.data.shape[1]
-            line[entry.TILE_BYTES] = tiles.data.shape[2]
-            line[entry.GROUPS] = tiles.inputs // GROUP
+            line = table[len(layers) * entry.WIDTH + index * steps.SHAPE :]
+            describe_product(line, tiles, self._kernel_table(tiles.format))
         return table
 
-    def _kernel_table(self, fmt: Format) -> int:
-        table = np.zeros(entry.MOST_ROWS + 1, dtype=np.int64)
-        for rows in self.rows:
-            table[rows] = self.kernels[tile_name(fmt, rows)]
+    def _kernel_table(self, fmt: Format) -> np.ndarray:
+        table = kernel_table(self.kernels, fmt, self.rows, self.split)
         self._alive.append(table)
-        return int(table.ctypes.data)
+        return table
 
     def _floats(self, parts: Sequence[Tensor], length: int = 0) -> int:
         """Address of a float32 copy of ``parts`` one after the other, filled up with zeros."""
@@ -170,26 +162,20 @@ class _Source:
         return found
 
 
-def interleave(parts: Sequence[Tensor]) -> list[Tensor]:
-    """Tiles of the parts in turns: 32 outputs of the first, 32 of the second, and so on."""
-    return [
-        tile for pair in zip(*(torch.split(part, OUTPUTS) for part in parts), strict=True) for tile in pair
-    ]
-
-
 def _at(module: Any, path: str) -> Any:
     for name in path.split("."):
         module = getattr(module, name)
     return module
 
 
-def tile_name(fmt: Format, rows: int) -> str:
-    """Name of a product's kernel."""
-    return f"tile_{fmt.key}_{rows}"
-
-
 def compiled_kernels(
-    formats: set[Format], rows: Sequence[int], together: int, size: int, dtype: torch.dtype, matrix: bool
+    formats: set[Format],
+    rows: Sequence[int],
+    split: Sequence[int],
+    together: int,
+    size: int,
+    dtype: torch.dtype,
+    matrix: bool,
 ) -> dict[str, int]:
     """Addresses of all kernels that a model of these sizes needs, by name."""
     kind, rounded = KINDS[dtype], dtype == torch.bfloat16
@@ -201,6 +187,10 @@ def compiled_kernels(
                     emit_matrix_tile(module, tile_name(fmt, count), fmt, count)
                 else:
                     emit_tile(module, tile_name(fmt, count), fmt, count, wide_registers())
+            for count in split:
+                emit_split_tile(module, split_name(fmt, count), fmt, count)
+        if split:
+            emit_split(module, "split")
         emit_scores(module, "scores", size, kind)
         emit_values(module, "values", together, size, kind)
         emit_values(module, "values_more", together, size, kind, more=True)
@@ -210,4 +200,6 @@ def compiled_kernels(
         emit_store(module, "store", kind)
 
     names = [tile_name(fmt, count) for fmt in formats for count in rows]
+    names += [split_name(fmt, count) for fmt in formats for count in split]
+    names += ["split"] if split else []
     return compiled(emit, [*names, "scores", "values", "values_more", "softmax", "gate", "round", "store"])

@@ -2,6 +2,7 @@
 
 import functools
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -21,6 +22,24 @@ def fitting_model(kind: str = "llama", **changes: object):
     """A tiny model whose sizes come in whole vectors, over threads that do not share them out evenly."""
     model = tiny_model(kind, scale=0.2, **{**SIZES, **changes})
     assert native_obstacle(model) is None
+    return model
+
+
+def coded_model(bits: int, **changes: object) -> Any:
+    """A tiny model whose products' weights are blocks of 4-bit or 8-bit codes."""
+    model = fitting_model(**changes)
+    generator = torch.Generator().manual_seed(1)
+    for module in model.modules():
+        if isinstance(module, torch.nn.Linear):
+            shape = (module.out_features, module.in_features // 32, 1)
+            spread = 0.2 * (0.5 + torch.rand(shape, generator=generator))
+            most = 15 if bits == 4 else 127
+            scale = (spread / (4.6 if bits == 4 else 73)).half().float()
+            shift = (-7.5 * scale).half().float() if bits == 4 else 0.0
+            least = 0 if bits == 4 else -127
+            codes = torch.randint(least, most + 1, (*shape[:2], 32), generator=generator).float()
+            codes[..., 0], codes[..., 31] = least, most
+            module.weight.data.copy_((scale * codes + shift).flatten(1))
     return model
 
 

@@ -1,7 +1,6 @@
 """Weights that were shipped in codes are served from them, and the model stays what it was."""
 
 import copy
-from typing import Any
 
 import pytest
 import torch
@@ -11,29 +10,11 @@ from osd.serve.cache import SlotCache
 from osd.serve.lean import LeanTarget
 from osd.serve.native import NativeTarget
 from osd.serve.target import PassRow
-from tests.osd.native_rig import TREE, close, fitting_model, native, prompts
+from tests.osd.native_rig import TREE, close, coded_model, fitting_model, native, prompts
 from tests.osd.passes import feed, plain_logits, random_text
 
 pytestmark = pytest.mark.skipif(team() is None, reason="torch does not lend its threads here")
 ROLES = {"qkv", "attn_out", "gate_up", "down", "output"}
-
-
-def coded_model(bits: int, **changes: object) -> Any:
-    """A tiny model whose products' weights are blocks of 4-bit or 8-bit codes."""
-    model = fitting_model(**changes)
-    generator = torch.Generator().manual_seed(1)
-    for module in model.modules():
-        if isinstance(module, torch.nn.Linear):
-            shape = (module.out_features, module.in_features // 32, 1)
-            spread = 0.2 * (0.5 + torch.rand(shape, generator=generator))
-            most = 15 if bits == 4 else 127
-            scale = (spread / (4.6 if bits == 4 else 73)).half().float()
-            shift = (-7.5 * scale).half().float() if bits == 4 else 0.0
-            least = 0 if bits == 4 else -127
-            codes = torch.randint(least, most + 1, (*shape[:2], 32), generator=generator).float()
-            codes[..., 0], codes[..., 31] = least, most
-            module.weight.data.copy_((scale * codes + shift).flatten(1))
-    return model
 
 
 def stored(target: NativeTarget) -> set[str]:
