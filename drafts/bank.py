@@ -83,6 +83,7 @@ class ExpertBank:
         self._slots: dict[str, int] = {}
         self._asked: tuple[tuple[int, ...], torch.Tensor] = ((), torch.empty(0, dtype=torch.int64))
         self._trained: list[bool] = [False] * (capacity + 1)
+        self._stamps: list[int] = [0] * (capacity + 1)
         self._stacked = {n: t.expand(capacity + 1, *t.shape).clone() for n, t in self._blank.items()}
 
     @property
@@ -118,6 +119,7 @@ class ExpertBank:
         for stacked in self._stacked.values():
             stacked[free] = stacked[source]
         self._trained[free] = self._trained[source]
+        self._stamps[free] += 1
         self._slots[domain] = free
 
     def drop(self, domain: str) -> None:
@@ -125,6 +127,7 @@ class ExpertBank:
         slot = self._slots.pop(domain, None)
         if slot is not None:
             self._trained[slot] = False
+            self._stamps[slot] += 1
 
     def load(self, domain: str, tensors: Expert) -> None:
         """Serve ``tensors`` as the domain's expert from now on.
@@ -141,6 +144,7 @@ class ExpertBank:
         for name, stacked in self._stacked.items():
             stacked[slot] = tensors[name].to(stacked)
         self._trained[slot] = True
+        self._stamps[slot] += 1
 
     def check(self, tensors: Expert) -> None:
         """Raise :class:`CheckpointError` unless ``tensors`` could be loaded (cases A21, A27, A29)."""
@@ -165,6 +169,10 @@ class ExpertBank:
         slot = self.index(domain)
         copied = {name: stacked[slot].clone() for name, stacked in self._stacked.items()}
         return {**copied, TABLE: self.trunk.token_ids.to(torch.int32)}
+
+    def stamp(self, slot: int) -> int:
+        """Changes whenever what :meth:`view` gives for the slot does; for copies in another form."""
+        return self._stamps[slot]
 
     def view(self, slot: int) -> Expert | None:
         """The deltas of one slot without a copy; ``None`` while they are zero."""
@@ -225,3 +233,4 @@ class ExpertBank:
             blank = self._blank[name]
             self._stacked[name] = torch.cat((stacked, blank.expand(extra, *blank.shape)))
         self._trained += [False] * extra
+        self._stamps += [0] * extra

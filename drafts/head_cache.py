@@ -26,7 +26,7 @@ class HeadCache:
     def write(self, keys: torch.Tensor, values: torch.Tensor, offset: int = 0) -> None:
         """Store ``[n, G, D]`` entries ``offset`` behind the valid ones, without making them valid."""
         start = self.length + offset
-        self._reserve(start + len(keys))
+        self.reserve(start + len(keys))
         self.keys[:, start : start + len(keys)] = keys.transpose(0, 1)
         self.values[:, start : start + len(keys)] = values.transpose(0, 1)
 
@@ -53,8 +53,8 @@ class HeadCache:
         out = F.scaled_dot_product_attention(grouped, self.keys[None, :, seen], self.values[None, :, seen])
         return out.flatten()
 
-    def _reserve(self, length: int) -> None:
-        """Grow the storage so that ``length`` entries fit."""
+    def reserve(self, length: int) -> None:
+        """Grow the storage so that ``length`` entries fit; it moves where it does."""
         capacity = self.keys.shape[1]
         if length <= capacity:
             return

@@ -8,31 +8,20 @@ simply overwritten, so the cache always equals one built from scratch on the tru
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 import torch
 
 from drafts.bank import ExpertBank
+from drafts.compiled_head import compiled_head
 from drafts.errors import CheckpointError
 from drafts.head_cache import HeadCache
+from drafts.head_forward import HeadForward, HeadPath, LibraryHead, Predicted, pending_of
 from drafts.kinds.base import DraftRow, Draws, Extend, Guess, NeuralSource
 from drafts.product import TimedProduct
 from drafts.proposal import DraftDistribution
 from drafts.trunk import Trunk
-
-
-@dataclass
-class _Path:
-    """What one row has drafted so far."""
-
-    at: int
-    row: DraftRow
-    cache: HeadCache
-    slot: int
-    limit: int
-    token: int = -1
 
 
 class EagleSource(NeuralSource):
@@ -49,6 +38,7 @@ class EagleSource(NeuralSource):
         width: Candidates named per position.
         sample_candidates: Sampled rows perturb this many most probable ids; the rest is given up.
         time_products: Choose matrix products by timing (off in tests, where sizes are tiny).
+        compile_passes: Run a depth as one compiled pass where trunk and machine allow it.
 
     Raises:
         CheckpointError: Trunk and target do not fit.
@@ -69,6 +59,7 @@ class EagleSource(NeuralSource):
         width: int = 4,
         sample_candidates: int = 256,
         time_products: bool = True,
+        compile_passes: bool = True,
     ) -> None:
         shape = trunk.shape
         for field, matrix in (("embedding", embedding), ("output_weight", output_weight)):
@@ -85,8 +76,11 @@ class EagleSource(NeuralSource):
         self.max_depth = max_depth
         self.width = min(width, len(trunk.token_ids))
         self.sample_candidates = min(sample_candidates, len(trunk.token_ids))
-        if time_products:
+        library = LibraryHead(trunk, bank, embedding, self.output, self.width, window)
+        compiled = compiled_head(library) if compile_passes else None
+        if compiled is None and time_products:
             trunk.product = TimedProduct([*trunk.matrices(), self.output])
+        self.forward: HeadForward = library if compiled is None else compiled
         self._ids: list[int] = trunk.token_ids.tolist()
 
     @classmethod
@@ -127,23 +121,24 @@ class EagleSource(NeuralSource):
         self, rows: Sequence[DraftRow], limits: Sequence[int], extend: Extend, draw: bool = False
     ) -> None:
         """See :meth:`NeuralSource.draft`; rows without features stay silent."""
-        alive: list[_Path] = []
+        alive: list[HeadPath] = []
         for at, (row, limit) in enumerate(zip(rows, limits, strict=True)):
             limit = min(limit, self.max_depth)
             if limit > 0 and row.features is not None and len(row.tokens) > 1:
-                alive.append(_Path(at, row, self._cache(row), self.bank.index(row.domain), limit))
+                alive.append(HeadPath(at, row, self._cache(row), self.bank.index(row.domain), limit))
         if not alive:
             return
-        hidden, attended = self._read(alive)
+        hidden = self.output.new_empty(0)
+        self.trunk.reach(max(len(path.row.tokens) for path in alive) + self.max_depth)
         for depth in range(max(path.limit for path in alive)):
             if depth:
-                hidden, attended = self._step(alive, hidden, depth)
-            slots = [path.slot for path in alive]
-            hidden = self.bank.mlp(self.trunk.after_attention(hidden, attended), slots)
-            logits = self.bank.logits(self.output, hidden, slots)
-            kept = self._extend(alive, logits, depth, extend, draw)
+                found = self.forward.step(alive, hidden, depth)
+            else:
+                found = self.forward.read(alive, pending_of(alive))
+            kept = self._extend(alive, found, depth, extend, draw)
             if not kept:
                 break
+            hidden = found.hidden
             if len(kept) < len(alive):
                 hidden = hidden[kept]
                 alive = [alive[i] for i in kept]
@@ -155,80 +150,22 @@ class EagleSource(NeuralSource):
             cache = row.scratch[self.name] = HeadCache(self.trunk, self.window)
         return cache
 
-    def _read(self, paths: Sequence[_Path]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Read all pending pairs of all rows; residual and attention at each row's last pair."""
-        tokens: list[int] = []
-        features: list[torch.Tensor] = []
-        positions: list[int] = []
-        counts: list[int] = []
-        for path in paths:
-            end = len(path.row.tokens) - 1
-            cache = path.cache
-            if cache.next_pair >= end:
-                cache.rewind(end - 1)
-            if end - cache.next_pair > self.window:
-                cache.next_pair, cache.length = end - self.window, 0
-            assert path.row.features is not None
-            features.append(path.row.features[cache.next_pair : end])
-            tokens += path.row.tokens[cache.next_pair + 1 : end + 1]
-            positions += range(cache.next_pair, end)
-            counts.append(end - cache.next_pair)
-        device = self.embedding.device
-        self.trunk.reach(max(len(path.row.tokens) for path in paths) + self.max_depth)
-        fused = self.trunk.fuse(torch.cat(features).to(self.output))
-        embeds = self.embedding[torch.tensor(tokens, device=device)].to(self.output)
-        inputs = self.trunk.layer_input(embeds, fused)
-        at = torch.tensor(positions, device=device)
-        keys, values = self.trunk.keys_values(inputs, at)
-        last = torch.tensor(counts, device=device).cumsum(0) - 1
-        queries = self.trunk.queries(inputs[last], at[last])
-        attended: list[torch.Tensor] = []
-        split = zip(
-            paths, counts, torch.split(keys, counts), torch.split(values, counts), queries, strict=True
-        )
-        for path, count, k, v, q in split:
-            path.cache.write(k, v)
-            path.cache.commit(count)
-            attended.append(path.cache.attend(q, 0))
-        return fused[last], torch.stack(attended)
-
-    def _step(
-        self, alive: Sequence[_Path], hidden: torch.Tensor, depth: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """One speculated token per row: its temporary entry, and attention over window and entries."""
-        device = self.embedding.device
-        positions = [len(path.row.tokens) - 2 + depth for path in alive]
-        chosen, at = torch.tensor([[path.token for path in alive], positions], device=device).unbind()
-        inputs = self.trunk.layer_input(self.embedding[chosen].to(self.output), hidden)
-        queries, keys, values = self.trunk.queries_keys_values(inputs, at)
-        attended: list[torch.Tensor] = []
-        for i, path in enumerate(alive):
-            path.cache.write(keys[i : i + 1], values[i : i + 1], depth - 1)
-            attended.append(path.cache.attend(queries[i], depth))
-        return hidden, torch.stack(attended)
-
     def _extend(
-        self, alive: Sequence[_Path], logits: torch.Tensor, depth: int, extend: Extend, draw: bool
+        self, alive: Sequence[HeadPath], found: Predicted, depth: int, extend: Extend, draw: bool
     ) -> list[int]:
         """Offer each row's candidates; indices of the rows that go deeper."""
-        top = logits.topk(self.width, dim=-1)
-        likely = (top.values - logits.logsumexp(dim=-1, keepdim=True)).exp()
-        # One copy to the host a depth: float32 holds every id of a vocabulary below 2 ** 24.
-        found = torch.cat((likely, top.indices.to(likely)), dim=-1).tolist()
-        shares = [values[: self.width] for values in found]
-        picks = [[int(index) for index in values[self.width :]] for values in found]
         kept: list[int] = []
-        for i, path in enumerate(alive):
-            if not 0.0 <= shares[i][0] <= 1.001:
+        for i, (path, picks, shares) in enumerate(zip(alive, found.picks, found.shares, strict=True)):
+            if not 0.0 <= shares[0] <= 1.001:
                 continue
             guesses: list[Guess]
             if path.row.coupled or (draw and path.row.draws):
-                guesses = self._sample(path.row, logits[i], depth)
+                guesses = self._sample(path.row, found.logits[i], depth)
             elif path.row.temperature > 0:
-                shaped = (logits[i] / path.row.temperature).log_softmax(-1)[top.indices[i]].exp().tolist()
-                guesses = [(self._ids[p], c) for p, c in zip(picks[i], shaped, strict=True)]
+                shaped = (found.logits[i] / path.row.temperature).log_softmax(-1)[picks].exp().tolist()
+                guesses = [(self._ids[p], c) for p, c in zip(picks, shaped, strict=True)]
             else:
-                guesses = [(self._ids[p], min(c, 1.0)) for p, c in zip(picks[i], shares[i], strict=True)]
+                guesses = [(self._ids[p], min(c, 1.0)) for p, c in zip(picks, shares, strict=True)]
             token = extend(path.at, guesses)
             if token is not None and depth + 1 < path.limit:
                 path.token = token

@@ -152,3 +152,11 @@ def _plain(weight: Tensor) -> Tensor:
     if weight.dtype == torch.bfloat16:
         split = split.reshape(*split.shape[:2], GROUP // 2, 2, OUTPUTS).transpose(-1, -2)
     return split.contiguous().view(torch.uint8).flatten(1)
+
+
+def nearest_q8(weight: Tensor) -> Tensor:
+    """``weight`` rounded to the form of ``Q8_0``, float32, for weights that need not be exact."""
+    groups = weight.detach().float().reshape(len(weight), -1, GROUP)
+    scale = (groups.abs().amax(-1, keepdim=True) / 127).half().float()
+    codes = torch.where(scale > 0, groups / scale, 0.0).round().clamp(-127, 127)
+    return (codes * scale).view_as(weight)
