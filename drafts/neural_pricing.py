@@ -13,8 +13,13 @@ source can come back there."""
 CALL_DEPTHS = 3
 """Depths of a typical call."""
 
-DEFAULT_CALL_MS = 4.0
-"""Milliseconds assumed of a call before it was timed."""
+DEFAULT_CALL_MS = 1.5
+"""Milliseconds assumed of a call before it was timed: few, so that a source is tried at once."""
+
+CALL_RATE, FIRST_RATE, FIRST_CALLS = 0.1, 0.3, 10
+"""Weight of one call in its expected cost. Among the first ones, which read prompts and meet cold code, those
+that took less than expected count more.
+"""
 
 EVIDENCE_DISCOUNT = 0.7
 """Share of a call's cost that its tokens have to earn: near a tie asking is better, for it also tells which
@@ -51,6 +56,7 @@ class NeuralPricing:
 
     rate: float = 0.03
     _call_ms: dict[int, float] = field(default_factory=dict)
+    _calls: dict[int, int] = field(default_factory=dict)
     _lifts: dict[tuple[str, int], _Lift] = field(default_factory=dict)
 
     def choose(
@@ -106,7 +112,9 @@ class NeuralPricing:
     def note_call(self, rows: int, milliseconds: float) -> None:
         """Follow the cost of a call; one slow call (a long prompt is read, a busy machine) counts little."""
         old = self.call_ms(rows)
-        self._call_ms[rows] = old + 0.1 * (min(milliseconds, 3 * old) - old)
+        count = self._calls[rows] = self._calls.get(rows, 0) + 1
+        rate = FIRST_RATE if count <= FIRST_CALLS and milliseconds < old else CALL_RATE
+        self._call_ms[rows] = old + rate * (min(milliseconds, 3 * old) - old)
 
     def note_gain(self, domain: str, sure: float, tokens: float, nodes: float) -> None:
         """What asking added to one row: accepted tokens, and verified nodes that nobody else named."""

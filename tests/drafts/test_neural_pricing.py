@@ -61,3 +61,14 @@ def test_a_kind_of_row_that_does_not_pay_is_asked_again_although_another_pays():
     asked = [pricing.choose(["pays", "idle"], [0.0, 0.0], 0.05, node_ms=0.5) for _ in range(96)]
     assert all(first for first, _ in asked)
     assert sum(second for _, second in asked) == 2
+
+
+def test_a_cheap_source_is_known_as_cheap_after_a_few_calls_though_the_first_read_a_prompt():
+    pricing = NeuralPricing()
+    pricing.note_call(1, 1000.0)
+    for _ in range(6):
+        pricing.note_call(1, 0.5)
+    assert pricing.call_ms(1) < 0.7
+    for _ in range(40):
+        pricing.note_call(1, 2.0)
+    assert pricing.call_ms(1) > 1.9
