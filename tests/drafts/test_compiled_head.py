@@ -106,7 +106,7 @@ def both() -> tuple[EagleSource, EagleSource]:
     return sources
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 5, 16, 21])
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 16, 21, MOST + 3])
 def test_guesses_are_the_librarys_over_steps_rows_and_experts(
     both: tuple[EagleSource, EagleSource], count: int
 ) -> None:
