@@ -37,7 +37,8 @@ class EagleSource(NeuralSource):
         max_depth: Deepest draft.
         width: Candidates named per position.
         sample_candidates: Sampled rows perturb this many most probable ids; the rest is given up.
-        time_products: Choose matrix products by timing (off in tests, where sizes are tiny).
+        time_products: Choose matrix products by timing (off in tests, where sizes are tiny); they also serve
+            learning, and prompts beside compiled passes.
         compile_passes: Run a depth as one compiled pass where trunk and machine allow it.
 
     Raises:
@@ -78,7 +79,7 @@ class EagleSource(NeuralSource):
         self.sample_candidates = min(sample_candidates, len(trunk.token_ids))
         library = LibraryHead(trunk, bank, embedding, self.output, self.width, window)
         compiled = compiled_head(library) if compile_passes else None
-        if compiled is None and time_products:
+        if time_products:
             trunk.product = TimedProduct([*trunk.matrices(), self.output])
         self.forward: HeadForward = library if compiled is None else compiled
         self._ids: list[int] = trunk.token_ids.tolist()
