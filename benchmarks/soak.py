@@ -84,6 +84,8 @@ class Soak:
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
+        # Apart, since the number of steps depends on timing and what is asked must not.
+        self.arrivals = random.Random(self.seed)
         self.target = tiny_target(self.seed)
         self.now = 0.0
         self.registry = Registry(None)
@@ -228,7 +230,7 @@ class Soak:
         memory: list[int] = []
         submitted = 0
         while submitted < self.requests:
-            for _ in range(min(self.random.choice((0, 0, 1, 1, 2, 12)), self.requests - submitted)):
+            for _ in range(min(self.arrivals.choice((0, 0, 1, 1, 2, 12)), self.requests - submitted)):
                 if len(self.engine.intake) < 48:
                     self._submit(str(submitted))
                     submitted += 1
