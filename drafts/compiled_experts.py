@@ -15,6 +15,7 @@ from drafts.bank import Expert, ExpertBank
 from drafts.native import steps
 from drafts.native.low_rank import padded_rank
 from drafts.native.tiles import OUTPUTS
+from drafts.native.vectors import LANES
 
 PARTS = ("gate_up", "down", "output")
 """Products that experts change, in the order of the tables."""
@@ -41,7 +42,7 @@ class CompiledExperts:
         self.bank = bank
         self.rank = padded_rank(bank.rank)
         self._packed: dict[int, _Packed] = {}
-        self._inputs = torch.zeros(len(PARTS), rows, self.rank + OUTPUTS // 2)
+        self._inputs = torch.zeros(len(PARTS), rows, self.rank + LANES, dtype=torch.float32)
         self._inputs[-1, :, self.rank] = 1.0
 
     def tables(self, slots: list[int]) -> tuple[np.ndarray, np.ndarray] | None:

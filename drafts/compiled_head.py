@@ -19,14 +19,8 @@ from drafts.compiled_memory import HeadMemory
 from drafts.head_forward import HeadPath, LibraryHead, Pending, Predicted
 from drafts.native import head_pass as entry
 from drafts.native.machine import wide_registers
-from drafts.native.product_tables import (
-    ROWS_NARROW,
-    ROWS_WIDE,
-    chunk_table,
-)
+from drafts.native.product_tables import ROWS_NARROW, ROWS_WIDE, chunk_table, sizes_obstacle
 from drafts.native.team import Team, team
-from drafts.native.tiles import GROUP
-from drafts.native.vectors import LANES
 from drafts.trunk import Trunk
 
 logger = logging.getLogger(__name__)
@@ -43,9 +37,7 @@ def head_obstacle(trunk: Trunk, embedding: Tensor) -> str | None:
     if team() is None:
         return "torch does not lend its threads here"
     widths = (shape.hidden_size, shape.intermediate_size, shape.heads * shape.head_dim)
-    if shape.head_dim % (2 * LANES) or any(width % GROUP for width in widths):
-        return f"heads of {shape.head_dim} and widths {widths} do not come in whole vectors"
-    return None
+    return sizes_obstacle(shape.head_dim, widths)
 
 
 def compiled_head(library: LibraryHead) -> CompiledHead | None:
@@ -126,10 +118,9 @@ class CompiledHead:
         chunks, _ = chunk_table(len(tokens), self.rows)
         row_chunks, _ = chunk_table(len(rows), self.rows)
         experts = self.experts.tables([path.slot for path in paths])
-        state = torch.empty(len(rows), self.trunk.shape.hidden_size)
+        state = torch.empty(len(rows), self.trunk.shape.hidden_size, dtype=torch.float32)
         table = self._memory.table
         for place, value in (
-            (entry.TOKENS, len(tokens)),
             (entry.FEATURES, 0 if features is None else features.data_ptr()),
             (entry.EMBEDS, embeds.data_ptr()),
             (entry.COS, cos.data_ptr()),

@@ -25,7 +25,7 @@ from drafts.native.attention import (
 from drafts.native.codes import Tiles, nearest_q8, tiles_of
 from drafts.native.low_rank import emit_delta, emit_project
 from drafts.native.machine import compiled, wide_registers
-from drafts.native.product_tables import describe_product, interleave, kernel_table, tile_name
+from drafts.native.product_tables import describe_product, interleave, kernel_table, laid_out, tile_name
 from drafts.native.team import Team
 from drafts.native.tiles import OUTPUTS, Format, emit_tile
 from drafts.native.vectors import LANES
@@ -54,7 +54,7 @@ class HeadMemory:
     ) -> None:
         trunk, shape = library.trunk, library.trunk.shape
         room = most + 2 * rows[-1]
-        self.hidden = torch.zeros(room, shape.hidden_size)
+        self.hidden = torch.zeros(room, shape.hidden_size, dtype=torch.float32)
         self.outputs = Outputs(library, room)
         self._alive: list[Any] = []
         share = shape.heads // shape.kv_heads
@@ -86,7 +86,6 @@ class HeadMemory:
             entry.SOFTMAX: kernels["softmax"],
             entry.PROJECT: kernels["project"],
             entry.TOGETHER: together,
-            entry.RANK: rank,
             entry.SCORES_STRIDE: scores,
             **self._weights(trunk, tiles, kernels, rows),
             **self._shared(trunk, tiles, room),
@@ -133,7 +132,7 @@ class HeadMemory:
             entry.SHARED_ACTIVE: shape.intermediate_size,
             entry.SHARED_DOWN: shape.hidden_size,
         }
-        buffers = {place: torch.zeros(room, width) for place, width in widths.items()}
+        buffers = {place: torch.zeros(room, width, dtype=torch.float32) for place, width in widths.items()}
         self._alive += buffers.values()
         return {place: buffer.data_ptr() for place, buffer in buffers.items()}
 
@@ -149,11 +148,8 @@ class HeadMemory:
             entry.PRIVATE_HEADS: share * shape.head_dim,
             entry.PRIVATE_SCORES: share * scores,
         }
-        found, end = {}, room * shape.hidden_size
-        for place, size in sizes.items():
-            found[place] = end
-            end += -(-size // LANES) * LANES + LANES
-        private = torch.zeros(threads, end)
+        found, end = laid_out(sizes, room * shape.hidden_size)
+        private = torch.zeros(threads, end, dtype=torch.float32)
         self._alive.append(private)
         return {**found, steps.PRIVATE: private.data_ptr(), steps.PRIVATE_STRIDE: end}
 
@@ -164,8 +160,8 @@ class Outputs:
     def __init__(self, library: LibraryHead, room: int) -> None:
         self._vocabulary = len(library.output)
         self._stride = -(-self._vocabulary // OUTPUTS) * OUTPUTS
-        self._logits = torch.zeros(room, self._stride)
-        self._chances = torch.zeros(room, self._stride + LANES)
+        self._logits = torch.zeros(room, self._stride, dtype=torch.float32)
+        self._chances = torch.zeros(room, self._stride + LANES, dtype=torch.float32)
         self._ids = np.zeros((room, library.width), dtype=np.int64)
         self._shares = np.zeros((room, library.width), dtype=np.float32)
 
@@ -223,5 +219,4 @@ def _kernels(
         emit_project(module, "project", rank)
         emit_delta(module, "delta")
 
-    names = [tile_name(fmt, count) for fmt in formats for count in rows]
-    return compiled(emit, [*names, "scores", "values", "softmax", "gate", "store", "project", "delta"])
+    return compiled(emit)

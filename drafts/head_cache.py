@@ -20,7 +20,9 @@ class HeadCache:
         self.window = window
         self.next_pair = 0
         self.length = 0
-        blank = torch.empty(shape.kv_heads, 64, shape.head_dim, device=trunk.token_ids.device)
+        blank = torch.empty(
+            shape.kv_heads, 64, shape.head_dim, dtype=torch.float32, device=trunk.token_ids.device
+        )
         self.keys, self.values = blank, blank.clone()
 
     def write(self, keys: torch.Tensor, values: torch.Tensor, offset: int = 0) -> None:

@@ -129,20 +129,15 @@ class EagleSource(NeuralSource):
                 alive.append(HeadPath(at, row, self._cache(row), self.bank.index(row.domain), limit))
         if not alive:
             return
-        hidden = self.output.new_empty(0)
         self.trunk.reach(max(len(path.row.tokens) for path in alive) + self.max_depth)
-        for depth in range(max(path.limit for path in alive)):
-            if depth:
-                found = self.forward.step(alive, hidden, depth)
-            else:
-                found = self.forward.read(alive, pending_of(alive))
-            kept = self._extend(alive, found, depth, extend, draw)
-            if not kept:
-                break
+        found, depth = self.forward.read(alive, pending_of(alive)), 0
+        while kept := self._extend(alive, found, depth, extend, draw):
             hidden = found.hidden
             if len(kept) < len(alive):
                 hidden = hidden[kept]
                 alive = [alive[i] for i in kept]
+            depth += 1
+            found = self.forward.step(alive, hidden, depth)
 
     def _cache(self, row: DraftRow) -> HeadCache:
         """The row's cache, made on first sight."""

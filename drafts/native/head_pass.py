@@ -5,6 +5,8 @@ The head is small: called product by product, a depth costs more in calls than i
 
 Letters in shapes: N pairs that are read, R rows that predict, H hidden size, F width of the features, D size
 of a head, V outputs in whole tiles.
+
+One file, though a long one: the names of the table and the code that reads it are compiled as a whole.
 """
 
 from __future__ import annotations
@@ -51,7 +53,6 @@ from drafts.native.steps import (
 (
     HEADS,
     KV_HEADS,
-    TOKENS,  # N
     LAYERS,  # target layers that the features come from
     FEATURES,  # address of float32 [N, F], or 0: the hidden states are given
     EMBEDS,  # float32 [N, H]
@@ -86,12 +87,11 @@ from drafts.native.steps import (
     TOGETHER,
     DELTAS,  # address of the tables of deltas: gate and up, down, output, R rows each; 0 without any
     DELTA_A,  # address of the A matrices in the same order, int64 [3, R]
-    RANK,  # floats of a projection
     PRIVATE_HEADS,
     PRIVATE_SCORES,
     SCORES_STRIDE,
     ENTRIES,
-) = range(COMMON, COMMON + 42)
+) = range(COMMON, COMMON + 40)
 
 (
     FEATURE_NORM,

@@ -16,13 +16,14 @@ def wide_registers() -> bool:
     return bool(llvm.get_host_cpu_features().get("avx512f", False))
 
 
-def compiled(emit: Callable[[ir.Module], None], names: list[str]) -> dict[str, int]:
-    """Addresses of the functions ``names`` that ``emit`` puts into a module."""
+def compiled(emit: Callable[[ir.Module], None]) -> dict[str, int]:
+    """Addresses, by name, of the functions that ``emit`` puts into a module."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     module = ir.Module("polydraft")
     module.triple = llvm.get_process_triple()
     emit(module)
+    defined = [function.name for function in module.functions if not function.is_declaration]
     parsed = llvm.parse_assembly(str(module))
     parsed.verify()
     cpu, features = llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
@@ -32,4 +33,4 @@ def compiled(emit: Callable[[ir.Module], None], names: list[str]) -> dict[str, i
     )
     engine.finalize_object()
     _engines.append(engine)
-    return {name: engine.get_function_address(name) for name in names}
+    return {name: engine.get_function_address(name) for name in defined}

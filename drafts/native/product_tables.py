@@ -11,6 +11,7 @@ from torch import Tensor
 from drafts.native import steps
 from drafts.native.codes import Tiles
 from drafts.native.tiles import GROUP, OUTPUTS, Format
+from drafts.native.vectors import LANES
 
 ROWS_WIDE = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16)
 ROWS_NARROW = (1, 2, 3, 4, 5, 6)
@@ -72,6 +73,25 @@ def chunk_table(count: int, kinds: Sequence[int]) -> tuple[np.ndarray, int]:
         table += [first, rows, padded, before]
         first, before = first + rows, before + padded
     return np.array(table, dtype=np.int64), before
+
+
+def laid_out(sizes: Mapping[int, int], begin: int) -> tuple[dict[int, int], int]:
+    """Offsets of a thread's own buffers, in floats, from ``begin`` on, and the end of the last.
+
+    Each starts on a vector of its own and has one to spare, which some kernels overwrite.
+    """
+    offsets, end = {}, begin
+    for place, size in sizes.items():
+        offsets[place] = end
+        end += -(-size // LANES) * LANES + LANES
+    return offsets, end
+
+
+def sizes_obstacle(head: int, widths: Sequence[int]) -> str | None:
+    """Why heads of a size and products of some widths cannot run in compiled passes."""
+    if head % (2 * LANES) or any(width % GROUP for width in widths):
+        return f"heads of {head} and widths {tuple(widths)} do not come in whole vectors"
+    return None
 
 
 def interleave(parts: Sequence[Tensor]) -> list[Tensor]:

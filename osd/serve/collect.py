@@ -105,10 +105,10 @@ def collect(
     folder.mkdir(parents=True, exist_ok=True)
     ordered = sorted(prompts, key=lambda prompt: (len(prompt.ids), prompt.text))
     cut = [ordered[i : i + batch] for i in range(0, len(ordered), batch)]
+    draw = _Draw(temperature, seed)
     tokens = 0
     shards: list[Path] = []
     for number, group in enumerate(cut, start=1):
-        draw = _Draw(temperature, seed)
         digest = _digest(target, group, max_tokens, evidence_k, draw)
         meta = folder / f"{number:04d}-{digest}.json"
         if not meta.exists():

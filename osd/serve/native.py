@@ -14,19 +14,16 @@ from torch import Tensor
 
 from drafts.errors import IntegrityError
 from drafts.native import steps
-from drafts.native.matrix_tiles import scratch_bytes
-from drafts.native.product_tables import SPLIT_SHIFT, chunk_table
-from drafts.native.split_tiles import INPUT_BYTES, split_scratch_bytes
+from drafts.native.product_tables import SPLIT_SHIFT, chunk_table, sizes_obstacle
 from drafts.native.team import Team, team
-from drafts.native.tiles import GROUP, OUTPUTS
-from drafts.native.vectors import LANES
 from osd.serve import native_pass as entry
 from osd.serve.cache import SlotCache
-from osd.serve.layout import PassLayout, ancestors
+from osd.serve.layout import PassLayout
 from osd.serve.lean import LeanTarget
+from osd.serve.native_buffers import PassBuffers, kept_table, row_table
 from osd.serve.native_weights import KINDS, Exact, NativeWeights
 from osd.serve.quantize import is_quantised
-from osd.serve.target import PassOutput, PassRow, spread, timed
+from osd.serve.target import PassOutput, spread, timed
 
 logger = logging.getLogger(__name__)
 
@@ -70,9 +67,7 @@ def native_obstacle(model: Any) -> str | None:
         return f"activation {activation!r}"
     size = int(model.model.layers[0].self_attn.head_dim)
     widths = (config.hidden_size, config.intermediate_size, config.num_attention_heads * size)
-    if size % (2 * LANES) or any(width % GROUP for width in widths):
-        return f"heads of {size} and widths {widths} do not come in whole vectors"
-    return None
+    return sizes_obstacle(size, widths)
 
 
 class NativeTarget(LeanTarget):
@@ -117,9 +112,9 @@ class NativeTarget(LeanTarget):
         """Passes over this many tokens or more hand inputs to products in parts, where that is possible."""
         self._turns = [torch.empty(0, self._head_dim), torch.empty(0, self._head_dim)]
         self._threads = torch.get_num_threads()
-        self._kept = _kept_table(len(self._layers), self.feature_layers)
+        self._kept = kept_table(len(self._layers), self.feature_layers)
         self._numbers = np.array([self._eps, self._scaling], dtype=np.float32)
-        self._shared = _Shared(self, self._threads)
+        self._shared = PassBuffers(self, self._threads)
         self._table = self._make_table()
 
     def fit(self, context: int = 256, rounds: int = 3) -> None:
@@ -181,7 +176,7 @@ class NativeTarget(LeanTarget):
         tokens = layout.logit_tokens if layout.logit_tokens is not None else torch.arange(count)
         logits = h.new_empty(logit_rows if wanted else 0, self._shared.vocab_stride)
         masks: list[np.ndarray] = []
-        rows = _row_table(layout, masks)
+        rows = row_table(layout, masks)
         pair = cache.pairs[0]
         pairs = np.array([pair.data_ptr() for pair in cache.pairs], dtype=np.int64)
         table = self._table
@@ -262,85 +257,3 @@ class NativeTarget(LeanTarget):
         for place, value in {**values, **shared.entries()}.items():
             found[place] = value
         return found
-
-
-class _Shared:
-    """Buffers of a pass: those that the threads share, and those that each has for itself."""
-
-    def __init__(self, target: NativeTarget, threads: int) -> None:
-        tiles = target.native.tiles
-        wide = tiles["attn_out"].inputs
-        room = target.most + 2 * steps.MOST_ROWS
-        self.inner = tiles["down"].inputs
-        self.qkv_stride, self.out_stride = tiles["qkv"].padded, tiles["down"].padded
-        self.vocab_stride = tiles["output"].padded
-        hidden = target.hidden_size
-        share = target._heads // target._kv_heads
-        most = max(tile.inputs for tile in tiles.values())
-        widest = INPUT_BYTES // 4 if target.native.split else 1
-        self.scores_stride = -(-target.max_positions // LANES) * LANES + target.most + 2 * LANES
-        self._buffers = {
-            entry.SHARED_X: torch.zeros(room, widest * hidden),
-            entry.SHARED_QKV: torch.zeros(room, self.qkv_stride),
-            entry.SHARED_ATTENDED: torch.zeros(room, widest * wide),
-            entry.SHARED_PROJECTED: torch.zeros(room, self.out_stride),
-            entry.SHARED_ACTIVE: torch.zeros(room, widest * self.inner),
-            entry.SHARED_DOWN: torch.zeros(room, self.out_stride),
-        }
-        sizes = {
-            0: room * hidden,
-            steps.PRIVATE_X: room * widest * hidden,
-            steps.PRIVATE_LINE: hidden,
-            steps.PRIVATE_GATE: 2 * OUTPUTS * steps.MOST_ROWS,
-            steps.PRIVATE_SCRATCH: max(scratch_bytes(most), split_scratch_bytes(most)) // 4,
-            entry.PRIVATE_HEADS: (share + 2) * target._head_dim,
-            entry.PRIVATE_SCORES: share * self.scores_stride,
-        }
-        self._offsets: dict[int, int] = {}
-        end = 0
-        for place, size in sizes.items():
-            self._offsets[place] = end
-            end += -(-size // LANES) * LANES + LANES
-        del self._offsets[0]
-        self._stride = end
-        self._private = torch.zeros(threads, end)
-
-    def entries(self) -> dict[int, int]:
-        """What the pass's table says of them."""
-        return {
-            **{place: buffer.data_ptr() for place, buffer in self._buffers.items()},
-            **self._offsets,
-            steps.PRIVATE: self._private.data_ptr(),
-            steps.PRIVATE_STRIDE: self._stride,
-            entry.SCORES_STRIDE: self.scores_stride,
-        }
-
-
-def _kept_table(layers: int, feature_layers: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Where each layer's hidden states go: nowhere, and to the features in order."""
-    nowhere = np.full(layers, -1, dtype=np.int64)
-    kept = nowhere.copy()
-    for place, layer in enumerate(feature_layers):
-        kept[layer - 1] = place
-    return nowhere, kept
-
-
-def _row_table(layout: PassLayout, masks: list[np.ndarray]) -> np.ndarray:
-    """Slot, start, tokens, first packed token and the address of a tree's mask, a row each.
-
-    Args:
-        layout: The pass.
-        masks: Takes what has to stay alive.
-    """
-    found = np.empty((len(layout.rows), 5), dtype=np.int64)
-    for index, (row, first) in enumerate(zip(layout.rows, layout.starts, strict=True)):
-        found[index] = (row.slot, row.start, len(row.tokens), first, _mask(row, masks))
-    return found
-
-
-def _mask(row: PassRow, masks: list[np.ndarray]) -> int:
-    if row.parents is None:
-        return 0
-    mask: np.ndarray = ancestors(row.parents).numpy()
-    masks.append(mask)
-    return int(mask.ctypes.data)

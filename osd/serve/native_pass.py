@@ -9,6 +9,8 @@ The code is numba's; it reads everything through one table of int64: the entries
 :mod:`drafts.native.steps`, then those named below.
 
 Letters in shapes: N tokens of the pass, D size of a head, H heads, K key-value heads.
+
+One file, though a long one: the names of the table and the code that reads it are compiled as a whole.
 """
 
 from __future__ import annotations

@@ -199,7 +199,4 @@ def compiled_kernels(
         emit_round(module, "round")
         emit_store(module, "store", kind)
 
-    names = [tile_name(fmt, count) for fmt in formats for count in rows]
-    names += [split_name(fmt, count) for fmt in formats for count in split]
-    names += ["split"] if split else []
-    return compiled(emit, [*names, "scores", "values", "values_more", "softmax", "gate", "round", "store"])
+    return compiled(emit)

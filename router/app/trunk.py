@@ -69,8 +69,9 @@ def describe_data(answers: Sequence[Answer]) -> dict[str, Any]:
     labels: dict[str, set[tuple[int, ...]]] = {}
     for answer in answers:
         source = re.sub(r"\s+\d+$", "", answer.source)
-        prompts.setdefault(source, set()).add(prompt_of(answer))
-        labels.setdefault(answer.label, set()).add(prompt_of(answer))
+        prompt = prompt_of(answer)
+        prompts.setdefault(source, set()).add(prompt)
+        labels.setdefault(answer.label, set()).add(prompt)
         tokens[source] += answer.output_length
     return {
         "prompts": sum(map(len, prompts.values())),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 
@@ -78,8 +80,8 @@ def drafted(source: EagleSource, rows: list[DraftRow], limits: list[int]) -> lis
     """Guesses by row and depth; every row goes on with its second best guess, which no argmax would take."""
     found: list[list[list[Guess]]] = [[] for _ in rows]
 
-    def extend(index: int, guesses: object) -> int:
-        found[index].append(list(guesses))  # type: ignore[call-overload]
+    def extend(index: int, guesses: Sequence[Guess]) -> int:
+        found[index].append(list(guesses))
         return found[index][-1][1][0]
 
     source.draft(rows, limits, extend)

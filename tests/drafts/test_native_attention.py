@@ -27,7 +27,7 @@ GUARD = 12345.0
 
 @functools.cache
 def kernel(emit, *options: object) -> int:
-    return compiled(lambda module: emit(module, "it", *options), ["it"])["it"]
+    return compiled(lambda module: emit(module, "it", *options))["it"]
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:

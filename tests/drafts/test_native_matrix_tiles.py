@@ -1,6 +1,7 @@
 """The products in matrix registers, where the processor has them."""
 
 import functools
+from functools import partial
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from drafts.native.codes import Tiles, tiles_of
 from drafts.native.machine import compiled
 from drafts.native.matrix_tiles import MATRIX_ROWS, emit_matrix_tile, has_matrix_registers, scratch_bytes
 from drafts.native.tiles import FORMATS, GROUP, PAIRED, Format
+from tests.drafts.kernel_checks import check_bits_at_every_place, check_nan_stays
 from tests.drafts.test_native_tiles import OUTPUTS, call, plain_matrix, q4_matrix, q8_matrix
 
 pytestmark = pytest.mark.skipif(not has_matrix_registers(), reason="no matrix registers here")
@@ -20,7 +22,6 @@ GUARD = 77
 def kernels(fmt: Format) -> dict[int, int]:
     found = compiled(
         lambda module: [emit_matrix_tile(module, f"rows_{count}", fmt, count) for count in MATRIX_ROWS],
-        [f"rows_{count}" for count in MATRIX_ROWS],
     )
     return {count: found[f"rows_{count}"] for count in MATRIX_ROWS}
 
@@ -90,21 +91,9 @@ def test_every_weight_decodes_to_its_bits(fmt: Format, count: int) -> None:
 
 @formats
 def test_a_rows_result_is_the_same_bits_alone_and_at_every_place(fmt: Format, count: int) -> None:
-    alone = torch.zeros_like(rows_of(count))
-    alone[0] = rows_of(1, seed=2)
-    expected = product(fmt, alone)[0]
-    for place in range(count):
-        x = 100 * rows_of(count, seed=3 + place)
-        x[place] = alone[0]
-        assert torch.equal(product(fmt, x)[place], expected), place
+    check_bits_at_every_place(partial(product, fmt), rows_of, count)
 
 
 @formats
 def test_nan_in_a_row_stays_there(fmt: Format, count: int) -> None:
-    x = rows_of(count)
-    clean = product(fmt, x)
-    x[7] = float("nan")
-    found = product(fmt, x)
-    assert bool(found[7].isnan().all())
-    others = torch.arange(count) != 7
-    assert torch.equal(found[others], clean[others])
+    check_nan_stays(partial(product, fmt), rows_of(count))

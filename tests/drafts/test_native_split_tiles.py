@@ -1,6 +1,7 @@
 """float32 products with matrix registers, where the processor has them."""
 
 import functools
+from functools import partial
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from drafts.native.split_tiles import (
     splittable,
 )
 from drafts.native.tiles import FORMATS, GROUP, Format
+from tests.drafts.kernel_checks import check_bits_at_every_place, check_nan_stays
 from tests.drafts.test_native_tiles import OUTPUTS, call, q4_matrix, q8_matrix
 
 pytestmark = pytest.mark.skipif(not has_matrix_registers(), reason="no matrix registers here")
@@ -34,7 +36,7 @@ def kernels(fmt: Format) -> dict[str, int]:
             emit_split_tile(module, name, fmt, count)
         emit_split(module, "split")
 
-    return compiled(emit, [*names, "split"])
+    return compiled(emit)
 
 
 @functools.cache
@@ -100,24 +102,12 @@ def test_the_product_is_as_accurate_as_float32_sums(fmt: Format, count: int, inp
 
 @formats
 def test_a_rows_result_is_the_same_bits_alone_and_at_every_place(fmt: Format, count: int) -> None:
-    alone = torch.zeros_like(rows_of(count))
-    alone[0] = rows_of(1, seed=2)
-    expected = product(fmt, alone)[0]
-    for place in range(count):
-        x = 100 * rows_of(count, seed=3 + place)
-        x[place] = alone[0]
-        assert torch.equal(product(fmt, x)[place], expected), place
+    check_bits_at_every_place(partial(product, fmt), rows_of, count)
 
 
 @formats
 def test_nan_in_a_row_stays_there(fmt: Format, count: int) -> None:
-    x = rows_of(count)
-    clean = product(fmt, x)
-    x[7] = float("nan")
-    found = product(fmt, x)
-    assert bool(found[7, :OUTPUTS].isnan().all())
-    others = torch.arange(count) != 7
-    assert torch.equal(found[others], clean[others])
+    check_nan_stays(partial(product, fmt), rows_of(count), OUTPUTS)
 
 
 def test_other_formats_are_left_to_other_kernels() -> None:

@@ -25,7 +25,6 @@ def kernels(fmt: Format, wide: bool) -> dict[int, int]:
     counts = WIDE if wide else NARROW
     found = compiled(
         lambda module: [emit_tile(module, f"rows_{count}", fmt, count, wide) for count in counts],
-        [f"rows_{count}" for count in counts],
     )
     return {count: found[f"rows_{count}"] for count in counts}
 
