@@ -7,7 +7,8 @@ decides, and a depth is bound by reading them.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -16,7 +17,8 @@ from torch import Tensor
 
 from drafts.compiled_experts import CompiledExperts
 from drafts.compiled_memory import HeadMemory
-from drafts.head_forward import HeadPath, LibraryHead, Pending, Predicted
+from drafts.errors import InvalidValueError
+from drafts.head_forward import HeadPath, LibraryHead, Pending, Predicted, merged
 from drafts.native import head_pass as entry
 from drafts.native.machine import wide_registers
 from drafts.native.product_tables import ROWS_NARROW, ROWS_WIDE, chunk_table, sizes_obstacle
@@ -70,9 +72,20 @@ class CompiledHead:
         self._memory = HeadMemory(library, self.rows, MOST, self.experts.rank, self._threads, lent)
 
     def read(self, paths: Sequence[HeadPath], pending: Pending) -> Predicted:
-        """See :meth:`HeadForward.read`."""
-        count = sum(pending.counts)
-        if count > MOST:
+        """See :meth:`HeadForward.read`; rows with many pairs, whole prompts, are the library's."""
+        _check_features(pending.features, self.trunk.shape.feature_width)
+        groups = list(_groups(pending.counts))
+        if len(groups) == 1:
+            return self._read_group(paths, pending)
+        found: list[Predicted] = []
+        for group in groups:
+            part = self._read_group([paths[row] for row in group], pending.of(group))
+            found.append(replace(part, logits=part.logits.clone()))
+        return merged(found, groups)
+
+    def _read_group(self, paths: Sequence[HeadPath], pending: Pending) -> Predicted:
+        """Read rows whose pairs fit a pass, or one row whose pairs do not."""
+        if sum(pending.counts) > MOST:
             return self.library.read(paths, pending)
         features = torch.cat(pending.features).float().contiguous()
         table = np.empty((len(paths), entry.ROW_WIDTH), dtype=np.int64)
@@ -92,6 +105,9 @@ class CompiledHead:
         """See :meth:`HeadForward.step`."""
         if len(paths) > MOST:
             return self.library.step(paths, hidden, depth)
+        expected = (len(paths), self.trunk.shape.hidden_size)
+        if tuple(hidden.shape) != expected or hidden.dtype != torch.float32:
+            raise InvalidValueError("hidden", _form(hidden), f"float32 {expected}")
         table = np.empty((len(paths), entry.ROW_WIDTH), dtype=np.int64)
         for index, (line, path) in enumerate(zip(table, paths, strict=True)):
             cache = path.cache
@@ -147,6 +163,34 @@ class CompiledHead:
             cos, sin = angles.cos(), angles.sin()
             self._turns = [torch.cat((cos, cos), 1), torch.cat((-sin, sin), 1)]
         return self._turns
+
+
+def _groups(counts: Sequence[int]) -> Iterator[list[int]]:
+    """Rows that are read in one pass each: as many short ones as fit, in order; a long one alone."""
+    group: list[int] = []
+    pairs = 0
+    for index, count in enumerate(counts):
+        if count > MOST:
+            yield [index]
+            continue
+        if pairs + count > MOST:
+            yield group
+            group, pairs = [], 0
+        group.append(index)
+        pairs += count
+    if group:
+        yield group
+
+
+def _check_features(features: Sequence[Tensor], width: int) -> None:
+    """Compiled code reads by address, so what it is given has to be of the size it takes for granted."""
+    for given in features:
+        if given.ndim != 2 or given.shape[1] != width:
+            raise InvalidValueError("features", _form(given), f"(pairs, {width})")
+
+
+def _form(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
 
 
 def _address(path: HeadPath) -> tuple[int, int, int]:

@@ -66,7 +66,7 @@ class HeadMemory:
         self._alive.append(numbers)
         self.table = np.zeros(entry.ENTRIES + 1, dtype=np.int64)
         values = {
-            steps.THREADS: threads,
+            steps.TEAM: team.size,
             steps.BARRIER: team.barrier,
             steps.THREAD: team.thread,
             steps.HIDDEN: shape.hidden_size,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Protocol
 
 import torch
@@ -52,6 +53,19 @@ class Predicted:
     picks: list[list[int]]
 
 
+def merged(found: Sequence[Predicted], groups: Sequence[Sequence[int]]) -> Predicted:
+    """Predictions for groups of rows, put into the order of the rows."""
+    order = torch.tensor([row for group in groups for row in group]).argsort()
+    shares = [line for part in found for line in part.shares]
+    picks = [line for part in found for line in part.picks]
+    return Predicted(
+        torch.cat([part.hidden for part in found])[order],
+        torch.cat([part.logits for part in found])[order],
+        [shares[at] for at in order.tolist()],
+        [picks[at] for at in order.tolist()],
+    )
+
+
 @dataclass(frozen=True)
 class Pending:
     """Pairs that were committed but not read yet, packed over rows.
@@ -67,6 +81,17 @@ class Pending:
     features: list[torch.Tensor]
     positions: list[int]
     counts: list[int]
+
+    def of(self, rows: Sequence[int]) -> Pending:
+        """The pairs of some of the rows."""
+        ends = list(accumulate(self.counts))
+        spans = [range(ends[row] - self.counts[row], ends[row]) for row in rows]
+        return Pending(
+            [self.tokens[at] for span in spans for at in span],
+            [self.features[row] for row in rows],
+            [self.positions[at] for span in spans for at in span],
+            [self.counts[row] for row in rows],
+        )
 
 
 class HeadForward(Protocol):

@@ -15,7 +15,7 @@ import numba
 import numpy as np
 from numba import types
 
-from drafts.native.calls import call0, call0_int, call2, call4, call5, floats, integers
+from drafts.native.calls import call0, call2, call4, call5, floats, integers
 from drafts.native.steps import (
     BARRIER,
     CFUNC,
@@ -32,12 +32,12 @@ from drafts.native.steps import (
     PRIVATE_X,
     SHAPE,
     SIZE,
-    THREAD,
     THREADS,
     add,
     change,
     chunk_of,
     copy,
+    enter,
     gated,
     jit,
     multiply,
@@ -279,7 +279,7 @@ def _compiled(sources):
     def run_head(a):
         """One depth, as one thread of the team."""
         _ = sources
-        thread = call0_int(a[THREAD])
+        thread = enter(a)
         private = a[PRIVATE] + 4 * thread * a[PRIVATE_STRIDE]
         hidden, rows = a[HIDDEN], a[ROWS]
         weights = integers(a[WEIGHTS])

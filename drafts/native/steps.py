@@ -12,12 +12,13 @@ from pathlib import Path
 import numba
 import numpy as np
 
-from drafts.native.calls import call2, call3, call4, call6, floats, integers
+from drafts.native.calls import call0_int, call2, call3, call4, call6, floats, integers
 from drafts.native.split_tiles import GROUP_BYTES, INPUT_BYTES, LINE_BYTES, PARTS
 from drafts.native.tiles import GROUP
 
 (
-    THREADS,  # threads of the team
+    THREADS,  # threads of the team that runs the pass, see :func:`enter`
+    TEAM,  # address: number of threads of the team
     BARRIER,  # address: wait for the team
     THREAD,  # address: number of this thread
     HIDDEN,
@@ -38,7 +39,7 @@ from drafts.native.tiles import GROUP
     PRIVATE_GATE,
     PRIVATE_SCRATCH,
     COMMON,
-) = range(21)
+) = range(22)
 """First entries of every pass's table; the pass's own begin at ``COMMON``."""
 
 (
@@ -196,6 +197,13 @@ def turn_of(a, turn, tiles, chunks):
     if a[MATRIX] == PLAIN:
         return turn // chunks, turn % chunks
     return turn % tiles, turn // tiles
+
+
+@jit
+def enter(a):
+    """This thread's number. The size of the team is noted: a limit may leave fewer threads than were asked for."""
+    a[THREADS] = call0_int(a[TEAM])
+    return call0_int(a[THREAD])
 
 
 @jit

@@ -19,6 +19,7 @@ class Team:
     Attributes:
         barrier: Address of a function without arguments that waits for the whole team.
         thread: Address of a function that returns a thread's number, int32.
+        size: Address of a function that returns how many threads take part, int32.
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
@@ -27,9 +28,13 @@ class Team:
         self._run.restype = None
         self.barrier = _address(library.GOMP_barrier)
         self.thread = _address(library.omp_get_thread_num)
+        self.size = _address(library.omp_get_num_threads)
 
     def run(self, function: int, argument: int, threads: int) -> None:
-        """Call ``void function(void *argument)`` on every one of ``threads`` threads, and wait."""
+        """Call ``void function(void *argument)`` on every thread of a team of ``threads``, and wait.
+
+        The team is smaller where ``OMP_THREAD_LIMIT`` or dynamic teams say so.
+        """
         self._run(function, argument, threads, 0)
 
 

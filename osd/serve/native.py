@@ -146,10 +146,10 @@ class NativeTarget(LeanTarget):
 
         if self.native.split:
             self.split_from = self.most + 1
-            for count in sorted(SPLITS_TIMED):
-                if faster(count, "split_from", count, self.most + 1):
-                    self.split_from = count
+            for count in sorted(SPLITS_TIMED, reverse=True):
+                if not faster(count, "split_from", count, self.most + 1):
                     break
+                self.split_from = count
         self.limit = next((count for count in counts if faster(count, "limit", count, 0)), 0)
         logger.info(
             "%s: passes of up to %d tokens run in compiled code, inputs in parts from %d on",
@@ -227,7 +227,7 @@ class NativeTarget(LeanTarget):
         address = weights.kernels
         found = np.zeros(entry.ENTRIES + 1, dtype=np.int64)
         values = {
-            steps.THREADS: self._threads,
+            steps.TEAM: self._team.size,
             steps.BARRIER: self._team.barrier,
             steps.THREAD: self._team.thread,
             entry.LAYERS: len(self._layers),

@@ -18,7 +18,7 @@ from __future__ import annotations
 import numba
 from numba import types
 
-from drafts.native.calls import call0, call0_int, call2, call3, call4, call5, flags, floats, integers
+from drafts.native.calls import call0, call2, call3, call4, call5, flags, floats, integers
 from drafts.native.steps import (
     BARRIER,
     CFUNC,
@@ -33,11 +33,11 @@ from drafts.native.steps import (
     SHAPE,
     SIZE,
     STORE,
-    THREAD,
     THREADS,
     add,
     chunk_of,
     copy,
+    enter,
     gated,
     jit,
     multiply,
@@ -287,7 +287,7 @@ def _compiled(sources):
     def run_pass(a):
         """The whole pass, as one thread of the team."""
         _ = sources
-        thread = call0_int(a[THREAD])
+        thread = enter(a)
         private = a[PRIVATE] + 4 * thread * a[PRIVATE_STRIDE]
         hidden = a[HIDDEN]
         copy(floats(private), floats(a[INPUT]), a[TOKENS] * hidden)

@@ -9,12 +9,15 @@ import torch
 
 from drafts.bank import ExpertBank
 from drafts.compiled_head import MOST, CompiledHead, compiled_head, head_obstacle
-from drafts.head_forward import LibraryHead
+from drafts.errors import InvalidValueError
+from drafts.head_cache import HeadCache
+from drafts.head_forward import HeadPath, LibraryHead
 from drafts.kinds.base import DraftRow, Guess
 from drafts.kinds.eagle import EagleSource
 from drafts.native.codes import nearest_q8
 from drafts.native.team import team
 from drafts.trunk import HeadShape, Trunk
+from tests.drafts.small_team import SmallTeam, lent
 
 SHAPE = HeadShape(
     hidden_size=64,
@@ -42,7 +45,7 @@ def make_trunk() -> Trunk:
     return Trunk(SHAPE, IDS, rounded)
 
 
-def make_source(rank: int = 6, compile_passes: bool = True) -> EagleSource:
+def make_source(rank: int = 6, compile_passes: bool = True, window: int = WINDOW) -> EagleSource:
     """Trunk, embedding and output are drawn from seeds, and so the same each time."""
     generator = torch.Generator().manual_seed(8)
     embedding = torch.randn(SHAPE.vocab_size, SHAPE.hidden_size, generator=generator)
@@ -53,7 +56,7 @@ def make_source(rank: int = 6, compile_passes: bool = True) -> EagleSource:
         bank=ExpertBank(trunk, rank, capacity=2),
         embedding=embedding,
         output_weight=output,
-        window=WINDOW,
+        window=window,
         time_products=False,
         compile_passes=compile_passes,
     )
@@ -98,7 +101,11 @@ def agree(left: list[list[list[Guess]]], right: list[list[list[Guess]]]) -> None
 
 @pytest.fixture(scope="module")
 def both() -> tuple[EagleSource, EagleSource]:
-    sources = make_source(), make_source(compile_passes=False)
+    return make_both(WINDOW)
+
+
+def make_both(window: int) -> tuple[EagleSource, EagleSource]:
+    sources = make_source(window=window), make_source(compile_passes=False, window=window)
     for source in sources:
         teach(source, "a", 1)
         teach(source, "b", 2)
@@ -142,6 +149,51 @@ def test_long_prompts_windows_and_rewinding_leave_the_same_cache(
     torch.testing.assert_close(
         caches[0].keys[:, : caches[0].length], caches[1].keys[:, : caches[1].length], rtol=1e-3, atol=1e-3
     )
+
+
+def test_prompts_that_join_leave_the_other_rows_where_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = make_both(window=512)
+    read: list[list[int]] = []
+    library = both[0].forward.library
+    plain = library.read
+
+    def counted(paths, pending):
+        read.append(list(pending.counts))
+        return plain(paths, pending)
+
+    monkeypatch.setattr(library, "read", counted)
+    lengths = [9, MOST + 40, 30, 2, 40, MOST + 1, MOST + 2, 5]
+    rows = [[make_row(n, length, "ab"[n % 2]) for n, length in enumerate(lengths)] for _ in both]
+    agree(*(drafted(source, batch, [3] * len(lengths)) for source, batch in zip(both, rows, strict=True)))
+    assert read == [[MOST + 39], [MOST + 1]]
+    for left, right in zip(*rows, strict=True):
+        one, other = left.scratch["eagle"], right.scratch["eagle"]
+        assert one.length == other.length == len(left.tokens) - 1
+        torch.testing.assert_close(
+            one.keys[:, : one.length], other.keys[:, : other.length], rtol=1e-3, atol=1e-3
+        )
+
+
+def test_a_team_smaller_than_asked_for_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = make_source()
+    teach(source, "a", 1)
+    teach(source, "b", 2)
+    rows = [[make_row(n, 9 + n, "ab"[n % 2]) for n in range(5)] for _ in range(2)]
+    expected = drafted(source, rows[0], [3] * 5)
+    monkeypatch.setattr(source.forward, "_team", SmallTeam(lent()))
+    assert drafted(source, rows[1], [3] * 5) == expected
+
+
+def test_states_of_another_size_are_refused(both: tuple[EagleSource, EagleSource]) -> None:
+    row = make_row(3, 6, "a")
+    assert row.features is not None
+    row.features = row.features[:, 1:]
+    with pytest.raises(InvalidValueError, match=r"features.*\(pairs, 192\)"):
+        drafted(both[0], [row], [2])
+    row = make_row(4, 6, "a")
+    for hidden in (torch.zeros(1, 63), torch.zeros(2, 64), torch.zeros(1, 64, dtype=torch.float64)):
+        with pytest.raises(InvalidValueError, match=r"hidden.*float32 \(1, 64\)"):
+            both[0].forward.step([HeadPath(0, row, HeadCache(both[0].trunk, WINDOW), 0, 2, 5)], hidden, 1)
 
 
 def test_a_loaded_version_is_served_at_once_and_a_dropped_one_no_more(

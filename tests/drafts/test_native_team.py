@@ -5,16 +5,17 @@ import torch
 from numba import types
 
 from drafts.native.calls import call0, call0_int
-from drafts.native.team import Team, team
+from drafts.native.team import team
+from tests.drafts.small_team import lent
 
 pytestmark = pytest.mark.skipif(team() is None, reason="torch does not lend its threads here")
-THREAD, BARRIER, FIRST = 0, 1, 2
+THREAD, BARRIER, SIZE, FIRST = 0, 1, 2, 3
 PLACES = 8
 
 
 @numba.cfunc(types.void(types.CPointer(types.int64)))
 def note(a):
-    """Each thread counts itself in at its place, waits, and notes how many places are taken."""
+    """Each thread counts itself in at its place, waits, and notes the team's size and how many places are taken."""
     thread = call0_int(a[THREAD])
     a[FIRST + thread] += 1
     call0(a[BARRIER])
@@ -22,18 +23,12 @@ def note(a):
     for place in range(PLACES):
         if a[FIRST + place] > 0:
             seen += 1
-    a[FIRST + PLACES + thread] = seen
-
-
-def lent() -> Team:
-    found = team()
-    assert found is not None
-    return found
+    a[FIRST + PLACES + thread] = 100 * call0_int(a[SIZE]) + seen
 
 
 def run(threads: int) -> tuple[list[int], list[int]]:
     table = np.zeros(FIRST + 2 * PLACES, dtype=np.int64)
-    table[THREAD], table[BARRIER] = lent().thread, lent().barrier
+    table[THREAD], table[BARRIER], table[SIZE] = lent().thread, lent().barrier, lent().size
     lent().run(note.address, table.ctypes.data, threads)
     taken, seen = table[FIRST:].reshape(2, PLACES).tolist()
     return taken, seen
@@ -45,7 +40,7 @@ def test_as_many_threads_run_as_are_asked_for_each_once(threads: int) -> None:
     for _ in range(20):
         taken, seen = run(threads)
         assert taken == [1] * threads + rest
-        assert seen == [threads] * threads + rest
+        assert seen == [101 * threads] * threads + rest
 
 
 def test_the_team_changes_its_size_and_torch_keeps_its_own() -> None:

@@ -6,6 +6,7 @@ import torch
 from drafts.native.team import team
 from osd.serve.lean import LeanTarget
 from osd.serve.target import PassRow
+from tests.drafts.small_team import SmallTeam, lent
 from tests.osd.native_rig import TREE, Calls, check_tree, close, fitting_model, prompts, shared
 from tests.osd.passes import check_kept_path, check_refusals, feed, plain_logits, plain_states, random_text
 
@@ -136,6 +137,18 @@ def test_only_the_logits_asked_for_come_back(calls: Calls) -> None:
     assert close(cache.features[0, :8], plain_states(target.reference, text, target.feature_layers))
     assert cache.lengths == [0, 0]
     assert calls.count == 2
+
+
+def test_a_team_smaller_than_asked_for_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = shared()
+    texts = [random_text(length, seed=length) for length in (3, 17, 40)]
+    found = []
+    for _ in range(2):
+        cache = target.make_cache(3, 64, keep_features=False)
+        rows = [PassRow(cache.acquire(), 0, text) for text in texts]
+        found.append(target.forward(cache, rows).logits.clone())
+        monkeypatch.setattr(target, "_team", SmallTeam(lent()))
+    assert torch.equal(*found)
 
 
 def test_forward_refuses_a_slot_twice_and_a_wrong_start() -> None:
