@@ -201,7 +201,7 @@ def turn_of(a, turn, tiles, chunks):
 
 @jit
 def enter(a):
-    """This thread's number. The size of the team is noted: a limit may leave fewer threads than were asked for."""
+    """This thread's number; the team's size is noted, as a limit may leave fewer threads than asked for."""
     a[THREADS] = call0_int(a[TEAM])
     return call0_int(a[THREAD])
 

@@ -15,7 +15,7 @@ PLACES = 8
 
 @numba.cfunc(types.void(types.CPointer(types.int64)))
 def note(a):
-    """Each thread counts itself in at its place, waits, and notes the team's size and how many places are taken."""
+    """Each thread counts itself in at its place, waits, and notes the size of the team and what it sees."""
     thread = call0_int(a[THREAD])
     a[FIRST + thread] += 1
     call0(a[BARRIER])
