@@ -18,6 +18,7 @@ from drafts.native.product_tables import SPLIT_SHIFT, chunk_table, sizes_obstacl
 from drafts.native.team import Team, team
 from osd.serve import native_pass as entry
 from osd.serve.cache import SlotCache
+from osd.serve.crossover import crossover
 from osd.serve.layout import PassLayout
 from osd.serve.lean import LeanTarget
 from osd.serve.native_buffers import PassBuffers, kept_table, row_table
@@ -44,7 +45,7 @@ TURNS = 1024
 
 ROWS_TIMED = 16
 SPLITS_TIMED = (3, 4, 6, 8, 12, 16, 32)
-COUNTS_TIMED = (512, 256, 128, 64, 48, 32, 24, 16, 8, 4, 2, 1)
+COUNTS_TIMED = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """Tokens of the passes that :meth:`NativeTarget.fit` times, over at most 16 rows."""
 
 
@@ -120,7 +121,7 @@ class NativeTarget(LeanTarget):
     def fit(self, context: int = 256, rounds: int = 3) -> None:
         """Set :attr:`limit` and :attr:`split_from` by timing.
 
-        The limit is the most tokens for which this is the faster forward.
+        The limit is the most tokens for which this is the faster forward, see :func:`crossover`.
 
         Args:
             context: Committed tokens of a row while measuring.
@@ -135,22 +136,26 @@ class NativeTarget(LeanTarget):
             cache.commit(row, context)
         counts = [count for count in COUNTS_TIMED if count <= widest * ROWS_TIMED]
 
-        def faster(count: int, field: str, yes: int, no: int) -> bool:
-            rows = spread(count, context, self.vocab_size, ROWS_TIMED)
-            least = {yes: float("inf"), no: float("inf")}
-            for _ in range(rounds):
-                for value in least:
-                    setattr(self, field, value)
-                    least[value] = min(least[value], timed(partial(self.forward, cache, rows), self.device))
-            return least[yes] < least[no]
+        def ways(counts: Sequence[int], field: str, first: int, second: int) -> int | None:
+            times: dict[int, tuple[float, float]] = {}
+            for count in counts:
+                rows = spread(count, context, self.vocab_size, ROWS_TIMED)
+                least = {first: float("inf"), second: float("inf")}
+                for _ in range(rounds):
+                    for value in least:
+                        setattr(self, field, value)
+                        least[value] = min(
+                            least[value], timed(partial(self.forward, cache, rows), self.device)
+                        )
+                times[count] = (least[first], least[second])
+            return crossover(times)
 
         if self.native.split:
-            self.split_from = self.most + 1
-            for count in sorted(SPLITS_TIMED, reverse=True):
-                if not faster(count, "split_from", count, self.most + 1):
-                    break
-                self.split_from = count
-        self.limit = next((count for count in counts if faster(count, "limit", count, 0)), 0)
+            never = self.most + 1
+            self.split_from = ways(SPLITS_TIMED, "split_from", never, 1) or never
+        beyond = ways(counts, "limit", self.most, 0)
+        earlier = [0, *(count for count in counts if beyond is not None and count < beyond)]
+        self.limit = self.most if beyond is None else max(earlier)
         logger.info(
             "%s: passes of up to %d tokens run in compiled code, inputs in parts from %d on",
             self.name,
