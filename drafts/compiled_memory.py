@@ -145,6 +145,7 @@ class HeadMemory:
             steps.PRIVATE_LINE: shape.hidden_size,
             steps.PRIVATE_GATE: 2 * OUTPUTS * steps.MOST_ROWS,
             steps.PRIVATE_SCRATCH: LANES,
+            steps.PRIVATE_SECOND: LANES,
             entry.PRIVATE_HEADS: share * shape.head_dim,
             entry.PRIVATE_SCORES: share * scores,
         }

@@ -51,12 +51,15 @@ def kernel_table(
     return table
 
 
-def describe_product(line: np.ndarray, tiles: Tiles, kernels: np.ndarray) -> None:
-    """Fill one product's :data:`~drafts.native.steps.SHAPE` entries; ``kernels`` has to stay alive."""
+def describe_product(
+    line: np.ndarray, tiles: Tiles, kernels: np.ndarray, decoded: np.ndarray | None = None
+) -> None:
+    """Fill one product's :data:`~drafts.native.steps.SHAPE` entries; the tables have to stay alive."""
     line[steps.KERNELS] = kernels.ctypes.data
     line[steps.TILES] = tiles.data.shape[1]
     line[steps.TILE_BYTES] = tiles.data.shape[2]
     line[steps.GROUPS] = tiles.inputs // GROUP
+    line[steps.DECODED] = 0 if decoded is None else decoded.ctypes.data
 
 
 def chunk_table(count: int, kinds: Sequence[int]) -> tuple[np.ndarray, int]:

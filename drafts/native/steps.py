@@ -38,8 +38,9 @@ from drafts.native.tiles import GROUP
     PRIVATE_LINE,
     PRIVATE_GATE,
     PRIVATE_SCRATCH,
+    PRIVATE_SECOND,
     COMMON,
-) = range(22)
+) = range(23)
 """First entries of every pass's table; the pass's own begin at ``COMMON``."""
 
 (
@@ -54,9 +55,10 @@ from drafts.native.tiles import GROUP
     TILES,
     TILE_BYTES,
     GROUPS,
+    DECODED,  # address of the kernels for weights that were decoded before, 0 where there is nothing to decode
     SHAPE,
-) = range(5)
-"""What is said of a product: five entries."""
+) = range(6)
+"""What is said of a product: six entries."""
 
 (
     DELTA_B,  # address of float16 [tiles, rank, 32], or 0 where the row's expert changes nothing
@@ -194,9 +196,9 @@ def norm_rows(a, private, tokens, chunks, weight, into, low, high):
 @jit
 def turn_of(a, turn, tiles, chunks):
     """The tile and the chunk of a turn: what is larger, the tile's weights or the chunk's inputs, stays."""
-    if a[MATRIX] == PLAIN:
-        return turn // chunks, turn % chunks
-    return turn % tiles, turn // tiles
+    if a[MATRIX] == IN_PARTS:
+        return turn % tiles, turn // tiles
+    return turn // chunks, turn % chunks
 
 
 @jit
@@ -207,10 +209,25 @@ def enter(a):
 
 
 @jit
+def decoded_at(a, entry, number, weights, scratch):
+    """Where a tile's weights are read for a chunk: the first chunk has left them in scratch, decoded."""
+    if number > 0 and a[MATRIX] == BFLOAT16 and entry[DECODED] != 0:
+        return scratch
+    return weights
+
+
+@jit
+def kernel_of(a, entry, number, padded):
+    """The kernel for a chunk's rows; after the first chunk, the one for weights that are decoded."""
+    if number > 0 and a[MATRIX] == BFLOAT16 and entry[DECODED] != 0:
+        return integers(entry[DECODED])[padded]
+    return integers(entry[KERNELS] + 8 * a[KERNEL_SHIFT])[padded]
+
+
+@jit
 def multiply(a, shape, weights, bias, x, inputs, chunks, out, stride, private, thread):
     """This thread's tiles of a product over all chunks."""
     entry = integers(shape)
-    kernels = integers(entry[KERNELS] + 8 * a[KERNEL_SHIFT])
     table = integers(chunks)
     tiles, size = entry[TILES], entry[TILE_BYTES]
     wide = input_bytes(a)
@@ -223,7 +240,8 @@ def multiply(a, shape, weights, bias, x, inputs, chunks, out, stride, private, t
         first, rows, padded, before = chunk_of(table, number)
         into = out + 4 * (first * stride + 32 * tile)
         inputs_at = x + wide * before * inputs
-        call6(kernels[padded], weights + tile * size, inputs_at, into, 4 * stride, entry[GROUPS], scratch)
+        at = decoded_at(a, entry, number, weights + tile * size, scratch)
+        call6(kernel_of(a, entry, number, padded), at, inputs_at, into, 4 * stride, entry[GROUPS], scratch)
         if bias != 0 or a[ROUND] != 0:
             for row in range(rows):
                 if bias != 0:
@@ -245,13 +263,13 @@ def change(a, deltas, row, tile, out):
 def gated(a, shape, weights, bias, x, private, chunks, active, thread, deltas):
     """This thread's tiles of gate and up, which take turns, and of what they make."""
     entry = integers(shape)
-    kernels = integers(entry[KERNELS] + 8 * a[KERNEL_SHIFT])
     table = integers(chunks)
     pairs, size = entry[TILES] // 2, entry[TILE_BYTES]
     gate = private + 4 * a[PRIVATE_GATE]
     up = gate + 4 * 32 * MOST_ROWS
     wide = input_bytes(a)
     scratch = private + 4 * a[PRIVATE_SCRATCH]
+    second = private + 4 * a[PRIVATE_SECOND]
     begin = pairs * thread // a[THREADS]
     mine = pairs * (thread + 1) // a[THREADS] - begin
     for turn in range(mine * table[0]):
@@ -260,8 +278,11 @@ def gated(a, shape, weights, bias, x, private, chunks, active, thread, deltas):
         at = weights + 2 * pair * size
         first, rows, padded, before = chunk_of(table, number)
         inputs = x + wide * before * a[HIDDEN]
-        call6(kernels[padded], at, inputs, gate, 128, entry[GROUPS], scratch)
-        call6(kernels[padded], at + size, inputs, up, 128, entry[GROUPS], scratch)
+        kernel = kernel_of(a, entry, number, padded)
+        gates = decoded_at(a, entry, number, at, scratch)
+        ups = decoded_at(a, entry, number, at + size, second)
+        call6(kernel, gates, inputs, gate, 128, entry[GROUPS], scratch)
+        call6(kernel, ups, inputs, up, 128, entry[GROUPS], second)
         if bias != 0:
             for row in range(rows):
                 add(floats(gate + 128 * row), floats(bias + 256 * pair), 32)

@@ -45,11 +45,13 @@ class PassBuffers:
             entry.SHARED_ACTIVE: torch.zeros(room, widest * self.inner, dtype=torch.float32),
             entry.SHARED_DOWN: torch.zeros(room, self.out_stride, dtype=torch.float32),
         }
+        scratch = max(scratch_bytes(most), split_scratch_bytes(most)) // 4
         sizes = {
             steps.PRIVATE_X: room * widest * hidden,
             steps.PRIVATE_LINE: hidden,
             steps.PRIVATE_GATE: 2 * OUTPUTS * steps.MOST_ROWS,
-            steps.PRIVATE_SCRATCH: max(scratch_bytes(most), split_scratch_bytes(most)) // 4,
+            steps.PRIVATE_SCRATCH: scratch,
+            steps.PRIVATE_SECOND: scratch,
             entry.PRIVATE_HEADS: (share + 2) * target._head_dim,
             entry.PRIVATE_SCORES: share * self.scores_stride,
         }

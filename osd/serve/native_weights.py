@@ -33,11 +33,14 @@ from drafts.native.product_tables import (
     tile_name,
 )
 from drafts.native.split_tiles import SPLIT_ROWS, emit_split, emit_split_tile, splittable
-from drafts.native.tiles import Format, emit_tile
+from drafts.native.tiles import FORMATS, Format, emit_tile
 from osd.serve import native_pass as entry
 
 KINDS = {torch.float32: "f32", torch.bfloat16: "bf16"}
 """Types that a model may have, and what the kernels call them."""
+
+DECODED = FORMATS["bf16"]
+"""How matrix registers read weights."""
 
 Exact = Callable[[str], Tensor]
 """float32 weight by parameter name."""
@@ -77,7 +80,7 @@ class NativeWeights:
         """Rows of the kernels that take inputs in parts, for many tokens of a float32 model."""
         self.together = queries_at_once(self.share, self.size)
         self.kernels = compiled_kernels(
-            formats,
+            formats | ({DECODED} if self.matrix else set()),
             self.rows,
             self.split,
             self.together,
@@ -110,7 +113,8 @@ class NativeWeights:
                     line[bias] = self._floats(parts, tiles.padded)
         for index, tiles in enumerate(self.tiles.values()):
             line = table[len(layers) * entry.WIDTH + index * steps.SHAPE :]
-            describe_product(line, tiles, self._kernel_table(tiles.format))
+            decoded = self._kernel_table(DECODED) if self.matrix and tiles.format.name != DECODED.name else None
+            describe_product(line, tiles, self._kernel_table(tiles.format), decoded)
         return table
 
     def _kernel_table(self, fmt: Format) -> np.ndarray:
