@@ -110,3 +110,14 @@ def call6(typingctx, address, a, b, c, d, e, f):
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 7), generate
+
+
+@intrinsic
+def call8(typingctx, address, a, b, c, d, e, f, g, h):
+    """Call ``void f(int64, ...)`` with eight."""
+
+    def generate(context, builder, signature, args):
+        _call(builder, args[0], args[1:], ir.VoidType())
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 9), generate

@@ -55,7 +55,7 @@ from drafts.native.tiles import GROUP
     TILES,
     TILE_BYTES,
     GROUPS,
-    DECODED,  # address of the kernels for weights that were decoded before, 0 where there is nothing to decode
+    DECODED,  # address of the kernels for weights that are decoded, 0 where there is nothing to decode
     SHAPE,
 ) = range(6)
 """What is said of a product: six entries."""
@@ -81,12 +81,17 @@ def _keeps_code() -> bool:
     return True
 
 
-def source_hash() -> str:
-    """Of the files whose functions compiled passes call: numba itself looks at the pass's own file only."""
+def source_hash(*more: str) -> str:
+    """Of the files whose functions compiled passes call: numba itself looks at the pass's own file only.
+
+    Args:
+        more: Files of the pass besides those that all passes have in common.
+    """
     folder = Path(__file__).parent
+    names = ("calls.py", "matrix_attention.py", "split_tiles.py", "steps.py", "tiles.py")
     digest = hashlib.sha256()
-    for name in ("calls.py", "steps.py", "split_tiles.py", "tiles.py"):
-        digest.update((folder / name).read_bytes())
+    for path in (*(folder / name for name in names), *map(Path, more)):
+        digest.update(path.read_bytes())
     return digest.hexdigest()
 
 

@@ -16,12 +16,13 @@ from drafts.errors import IntegrityError
 from drafts.native import steps
 from drafts.native.product_tables import SPLIT_SHIFT, chunk_table, sizes_obstacle
 from drafts.native.team import Team, team
-from osd.serve import native_pass as entry
+from osd.serve import native_entries as entry
 from osd.serve.cache import SlotCache
 from osd.serve.crossover import crossover
 from osd.serve.layout import PassLayout
 from osd.serve.lean import LeanTarget
 from osd.serve.native_buffers import PassBuffers, kept_table, row_table
+from osd.serve.native_pass import run_pass
 from osd.serve.native_weights import KINDS, Exact, NativeWeights
 from osd.serve.quantize import is_quantised
 from osd.serve.target import PassOutput, spread, timed
@@ -208,7 +209,7 @@ class NativeTarget(LeanTarget):
             (entry.KEPT_TABLE, self._kept[1 if keeps else 0].ctypes.data),
         ):
             table[place] = value
-        self._team.run(entry.run_pass.address, table.ctypes.data, self._threads)
+        self._team.run(run_pass.address, table.ctypes.data, self._threads)
         if cache.features is not None:
             states = kept.transpose(0, 1).flatten(1)
             cache.features[layout.slots, layout.places] = states.to(cache.features.dtype)
@@ -255,6 +256,8 @@ class NativeTarget(LeanTarget):
             entry.VALUES: address["values"],
             entry.VALUES_MORE: address["values_more"],
             entry.SOFTMAX: address["softmax"],
+            entry.ATTEND: address.get("attend", 0),
+            entry.SCALING: int(self._numbers.view(np.int32)[1]),
             steps.GATE: address["gate"],
             steps.STORE: address["store"],
             entry.TOGETHER: weights.together,

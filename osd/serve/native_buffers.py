@@ -9,12 +9,13 @@ import numpy as np
 import torch
 
 from drafts.native import steps
+from drafts.native.matrix_attention import KEYS, TOKENS, block_scratch_bytes
 from drafts.native.matrix_tiles import scratch_bytes
 from drafts.native.product_tables import laid_out
 from drafts.native.split_tiles import INPUT_BYTES, split_scratch_bytes
 from drafts.native.tiles import OUTPUTS
 from drafts.native.vectors import LANES
-from osd.serve import native_pass as entry
+from osd.serve import native_entries as entry
 from osd.serve.layout import PassLayout, ancestors
 from osd.serve.target import PassRow
 
@@ -55,6 +56,13 @@ class PassBuffers:
             entry.PRIVATE_HEADS: (share + 2) * target._head_dim,
             entry.PRIVATE_SCORES: share * self.scores_stride,
         }
+        if "attend" in target.native.kernels:
+            size, places = target._head_dim, self.scores_stride
+            block = 6 * TOKENS * size + block_scratch_bytes(size, places)
+            sizes |= {
+                entry.PRIVATE_TURNED: size * (places + KEYS) // 2,
+                entry.PRIVATE_BLOCK: block // 4,
+            }
         self._offsets, self._stride = laid_out(sizes, room * hidden)
         self._private = torch.zeros(threads, self._stride, dtype=torch.float32)
 

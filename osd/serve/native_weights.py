@@ -22,6 +22,7 @@ from drafts.native.attention import (
 )
 from drafts.native.codes import Tiles, tiles_of
 from drafts.native.machine import compiled, wide_registers
+from drafts.native.matrix_attention import block_fits, emit_attend
 from drafts.native.matrix_tiles import MATRIX_ROWS, emit_matrix_tile, has_matrix_registers
 from drafts.native.product_tables import (
     ROWS_NARROW,
@@ -34,7 +35,7 @@ from drafts.native.product_tables import (
 )
 from drafts.native.split_tiles import SPLIT_ROWS, emit_split, emit_split_tile, splittable
 from drafts.native.tiles import FORMATS, Format, emit_tile
-from osd.serve import native_pass as entry
+from osd.serve import native_entries as entry
 
 KINDS = {torch.float32: "f32", torch.bfloat16: "bf16"}
 """Types that a model may have, and what the kernels call them."""
@@ -87,10 +88,11 @@ class NativeWeights:
             self.size,
             self.dtype,
             self.matrix,
+            blocks=self.matrix and not strict and block_fits(self.size),
         )
         self._alive: list[Any] = []
         self.table = self._table(model)
-        """int64: see :data:`~osd.serve.native_pass.WEIGHTS`."""
+        """int64: see :data:`~osd.serve.native_entries.WEIGHTS`."""
 
     def _table(self, model: Any) -> np.ndarray:
         layers = model.model.layers
@@ -113,7 +115,9 @@ class NativeWeights:
                     line[bias] = self._floats(parts, tiles.padded)
         for index, tiles in enumerate(self.tiles.values()):
             line = table[len(layers) * entry.WIDTH + index * steps.SHAPE :]
-            decoded = self._kernel_table(DECODED) if self.matrix and tiles.format.name != DECODED.name else None
+            decoded = (
+                self._kernel_table(DECODED) if self.matrix and tiles.format.name != DECODED.name else None
+            )
             describe_product(line, tiles, self._kernel_table(tiles.format), decoded)
         return table
 
@@ -180,8 +184,12 @@ def compiled_kernels(
     size: int,
     dtype: torch.dtype,
     matrix: bool,
+    blocks: bool = False,
 ) -> dict[str, int]:
-    """Addresses of all kernels that a model of these sizes needs, by name."""
+    """Addresses of all kernels that a model of these sizes needs, by name.
+
+    ``blocks`` adds the one that attends tokens by blocks, whose results depend on how tokens fall into them.
+    """
     kind, rounded = KINDS[dtype], dtype == torch.bfloat16
 
     def emit(module: ir.Module) -> None:
@@ -199,6 +207,8 @@ def compiled_kernels(
         emit_values(module, "values", together, size, kind)
         emit_values(module, "values_more", together, size, kind, more=True)
         emit_softmax(module, "softmax")
+        if blocks:
+            emit_attend(module, "attend", size)
         emit_gate(module, "gate", rounded)
         emit_round(module, "round")
         emit_store(module, "store", kind)
