@@ -191,6 +191,14 @@ class Trunk:
         """Residual ``[N, H]`` plus the attention's output ``[N, A * D]`` projected back -> ``[N, H]``."""
         return hidden + self.product(attended, self.tensors["attention_out"])
 
+    def check_fits(self, field: str, matrix: torch.Tensor) -> None:
+        """Raise :class:`CheckpointError` unless ``matrix`` ``[vocab, H]`` is of a target like the trunk's."""
+        wanted = (self.shape.vocab_size, self.shape.hidden_size)
+        if tuple(matrix.shape) != wanted:
+            raise CheckpointError(
+                f"{field}: shape {tuple(matrix.shape)}, but the trunk was trained for a target with {wanted}"
+            )
+
     def matrices(self) -> list[torch.Tensor]:
         """One matrix of every shape the forward multiplies with, for timing products."""
         start = self.shape.heads * self.shape.head_dim

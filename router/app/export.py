@@ -12,10 +12,9 @@ from typing import Any
 
 import torch
 
-from drafts.bank import Expert, ExpertBank, expert_logits
+from drafts.bank import ExpertBank, expert_logits
 from drafts.eagle3 import Eagle3Head, Eagle3Target, fold_expert, obstacle, read_eagle3, write_eagle3
 from drafts.errors import CheckpointError, ExportError, InvalidValueError, UnknownNameError
-from drafts.trunk import Trunk
 from drafts.version_files import read_served, read_version
 from osd.learn.pretrain_data import Answer, load_shards
 from osd.learn.unroll import unroll
@@ -91,23 +90,25 @@ def export(
         raise InvalidValueError("--out", str(folder), "a folder that does not exist yet or is empty")
     if form == PEFT:
         raise ExportError(domain, form, _no_adapter(domain, config))
-    target, tokenizer = _load_target(config)
+    target, tokenizer = load_plain_target(config)
     trunk = load_trunk(config, target)
     if trunk is None:
-        reason = (
-            f"it has no eagle draft: the shipped trunk was trained for the embedded target, not {target.name}"
+        raise ExportError(
+            domain, form, f"it has no eagle draft: the shipped trunk does not fit {target.name}"
         )
-        raise ExportError(domain, form, reason)
+    trunk.check_fits("target", target.output_weight)
     expert = None
-    if domain in served and state is not None:
+    if state is not None and domain in served:
         expert = read_version(state / "versions", domain, served[domain])
         ExpertBank(trunk, config.drafts.eagle.rank, capacity=1).check(expert)
-    head = _folded(trunk, expert, target)
+    head = fold_expert(trunk, expert, target.output_weight[trunk.token_ids])
     lost = obstacle(head)
     if lost is not None and not approximate:
         raise ExportError(domain, form, f"{lost}; --approximate leaves it out and says what that changes")
-    answers = _answers(target, tokenizer, _prompts(domain, config))
-    agreement = _write(folder, head, target, form, answers, exact=lost is None)
+    answers = greedy_answers(target, tokenizer, prompts_of(domain, config))
+    if not answers:
+        raise ExportError(domain, form, "the target's answers to its examples are too short to compare on")
+    agreement = _write(folder, head, _facts(target, config), form, target.embedding, answers, lost is None)
     return Exported(folder, served.get(domain), lost, agreement)
 
 
@@ -137,7 +138,7 @@ def _no_adapter(domain: str, config: PolydraftConfig) -> str:
     return f"its draft model {model.path} is served as it is and has no adapter"
 
 
-def _load_target(config: PolydraftConfig) -> tuple[TargetModel, Any]:
+def load_plain_target(config: PolydraftConfig) -> tuple[TargetModel, Any]:
     """The target by the generic forward: nothing is compiled or timed for a few answers."""
     wanted = config.target
     return load_target(
@@ -145,12 +146,7 @@ def _load_target(config: PolydraftConfig) -> tuple[TargetModel, Any]:
     )
 
 
-def _folded(trunk: Trunk, expert: Expert | None, target: TargetModel) -> Eagle3Head:
-    output = target.output_weight[trunk.token_ids]
-    return fold_expert(trunk, expert, output)
-
-
-def _prompts(domain: str, config: PolydraftConfig) -> list[str]:
+def prompts_of(domain: str, config: PolydraftConfig) -> list[str]:
     """Examples of the domain; packaged traffic where it has none."""
     examples = next((item.examples for item in config.domains if item.name == domain), ())
     if examples:
@@ -158,7 +154,7 @@ def _prompts(domain: str, config: PolydraftConfig) -> list[str]:
     return [item.text for item in read_traffic(find_traffic("mixed"), PROMPTS)]
 
 
-def _answers(target: TargetModel, tokenizer: Any, texts: Sequence[str]) -> list[Answer]:
+def greedy_answers(target: TargetModel, tokenizer: Any, texts: Sequence[str]) -> list[Answer]:
     """The target's greedy answers with its hidden states."""
     builder = PromptBuilder(tokenizer, target.max_positions - ANSWER_TOKENS)
     prompts = [Prompt("", "", text, builder.build(text, None, True)[0]) for text in texts]
@@ -171,15 +167,26 @@ def _answers(target: TargetModel, tokenizer: Any, texts: Sequence[str]) -> list[
         )
 
 
-def _write(
-    folder: Path, head: Eagle3Head, target: TargetModel, form: str, answers: Sequence[Answer], exact: bool
-) -> Agreement:
-    """Write beside ``folder``, read back, compare, and only then rename."""
-    facts = Eagle3Target(
-        path=str(embedded_folder()) if target.name == EMBEDDED else target.name,
-        architectures=tuple(target.reference.config.architectures or (type(target.reference).__name__,)),
+def _facts(target: TargetModel, config: PolydraftConfig) -> Eagle3Target:
+    """What the other engine is told of the target; the embedded one is named by its converted folder."""
+    model = target.reference
+    return Eagle3Target(
+        path=str(embedded_folder(config.target.cache_dir)) if target.name == EMBEDDED else target.name,
+        architectures=tuple(model.config.architectures or (type(model).__name__,)),
         max_positions=target.max_positions,
     )
+
+
+def _write(
+    folder: Path,
+    head: Eagle3Head,
+    facts: Eagle3Target,
+    form: str,
+    embedding: torch.Tensor,
+    answers: Sequence[Answer],
+    exact: bool,
+) -> Agreement:
+    """Write beside ``folder``, read back, compare, and only then rename."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         part = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
@@ -189,7 +196,7 @@ def _write(
         ) from None
     try:
         write_eagle3(part, head, facts, form)
-        agreement = compare(head, read_eagle3(part), target.embedding.float(), answers)
+        agreement = compare(head, read_eagle3(part), embedding.float(), answers)
         if exact and agreement.same < SAME:
             raise CheckpointError(
                 f"{folder.name}: reads back as another head, which agrees with the served one at "

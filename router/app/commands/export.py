@@ -16,7 +16,8 @@ def export(
         str, typer.Option(help="Config file, or the name of a packaged one (demo, gpu).")
     ] = "demo",
     state: Annotated[
-        Path | None, typer.Option(help="State folder instead of the configured one.", file_okay=False)
+        Path | None,
+        typer.Option(help="State folder instead of the configured one.", exists=True, file_okay=False),
     ] = None,
     approximate: Annotated[
         bool,
