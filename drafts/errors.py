@@ -66,6 +66,23 @@ class CheckpointError(PolydraftError):
     code = "checkpoint"
 
 
+class ExportError(PolydraftError):
+    """A draft that a format of another engine cannot hold; names the domain, the format and the reason.
+
+    Args:
+        domain: Whose draft was to be written.
+        form: The format.
+        reason: What stands in the way, and what would remove it.
+    """
+
+    status = 409
+    code = "export"
+
+    def __init__(self, domain: str, form: str, reason: str) -> None:
+        self.reason = reason
+        super().__init__(f"export of {domain} as {form}: {reason}")
+
+
 class IntegrityError(PolydraftError):
     """Internal books that do not balance; the message shows both sides of the broken equation."""
 

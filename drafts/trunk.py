@@ -99,7 +99,7 @@ class Trunk:
         tensors: dict[str, torch.Tensor],
         product: Product = F.linear,
     ) -> None:
-        _check_token_ids(token_ids, shape.vocab_size)
+        check_token_ids(token_ids, shape.vocab_size)
         expected = shape.tensor_shapes(len(token_ids))
         got = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         if got != expected:
@@ -191,6 +191,14 @@ class Trunk:
         """Residual ``[N, H]`` plus the attention's output ``[N, A * D]`` projected back -> ``[N, H]``."""
         return hidden + self.product(attended, self.tensors["attention_out"])
 
+    def check_fits(self, field: str, matrix: torch.Tensor) -> None:
+        """Raise :class:`CheckpointError` unless ``matrix`` ``[vocab, H]`` is of a target like the trunk's."""
+        wanted = (self.shape.vocab_size, self.shape.hidden_size)
+        if tuple(matrix.shape) != wanted:
+            raise CheckpointError(
+                f"{field}: shape {tuple(matrix.shape)}, but the trunk was trained for a target with {wanted}"
+            )
+
     def matrices(self) -> list[torch.Tensor]:
         """One matrix of every shape the forward multiplies with, for timing products."""
         start = self.shape.heads * self.shape.head_dim
@@ -243,11 +251,15 @@ class Trunk:
         return cls(HeadShape(**fields), token_ids, {n: t.float() for n, t in tensors.items()})
 
 
-def _check_token_ids(token_ids: torch.Tensor, vocab_size: int) -> None:
-    """Refuse a table that is unsorted, repeats an id, or leaves the target's vocabulary (case A21)."""
+def check_token_ids(token_ids: torch.Tensor, vocab_size: int, name: str = "token_ids") -> None:
+    """Refuse a table that is unsorted, repeats an id, or leaves the target's vocabulary (case A21).
+
+    Raises:
+        CheckpointError: The message begins with ``name``, what the table is called where it was found.
+    """
     if token_ids.ndim != 1 or not len(token_ids):
-        raise CheckpointError(f"token_ids: shape {tuple(token_ids.shape)}, expected one dimension, not empty")
+        raise CheckpointError(f"{name}: shape {tuple(token_ids.shape)}, expected one dimension, not empty")
     if bool((token_ids[1:] <= token_ids[:-1]).any()):
-        raise CheckpointError("token_ids: not strictly ascending; the table was permuted or repeats an id")
+        raise CheckpointError(f"{name}: not strictly ascending; the table was permuted or repeats an id")
     if int(token_ids[0]) < 0 or int(token_ids[-1]) >= vocab_size:
-        raise CheckpointError(f"token_ids: {int(token_ids[-1])} outside the target's {vocab_size} ids")
+        raise CheckpointError(f"{name}: {int(token_ids[-1])} outside the target's {vocab_size} ids")

@@ -37,7 +37,7 @@ class VersionFiles:
     def path(self, domain: str, number: int) -> Path:
         """Where a version lives."""
         assert self.directory is not None
-        return self.directory / domain / f"v{number:04d}.safetensors"
+        return _version_file(self.directory, domain, number)
 
     def save(
         self, domain: str, number: int, tensors: dict[str, torch.Tensor], metadata: dict[str, Any]
@@ -106,3 +106,33 @@ class VersionFiles:
         aside = path.with_name(path.name + ".corrupt")
         logger.error("set aside %s as %s: %s", path, aside.name, error)
         path.replace(aside)
+
+
+def read_served(directory: Path) -> dict[str, int]:
+    """Which version each domain serves, from the index of a folder that another process may own.
+
+    Raises:
+        CheckpointError: The index cannot be read.
+    """
+    path = directory / INDEX
+    if not path.exists():
+        return {}
+    try:
+        return {
+            str(domain): int(number) for domain, number in json.loads(path.read_bytes())["served"].items()
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path}: cannot be read: {error}") from error
+
+
+def read_version(directory: Path, domain: str, number: int) -> dict[str, torch.Tensor]:
+    """The tensors of one version, from a folder that another process may own.
+
+    Raises:
+        CheckpointError: The file is missing or damaged; nothing is set aside.
+    """
+    return load_tensors(_version_file(directory, domain, number))[0]
+
+
+def _version_file(directory: Path, domain: str, number: int) -> Path:
+    return directory / domain / f"v{number:04d}.safetensors"

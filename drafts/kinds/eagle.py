@@ -62,13 +62,8 @@ class EagleSource(NeuralSource):
         time_products: bool = True,
         compile_passes: bool = True,
     ) -> None:
-        shape = trunk.shape
-        for field, matrix in (("embedding", embedding), ("output_weight", output_weight)):
-            if tuple(matrix.shape) != (shape.vocab_size, shape.hidden_size):
-                raise CheckpointError(
-                    f"{field}: shape {tuple(matrix.shape)}, but the trunk was trained for a target with "
-                    f"{(shape.vocab_size, shape.hidden_size)}"
-                )
+        trunk.check_fits("embedding", embedding)
+        trunk.check_fits("output_weight", output_weight)
         self.trunk = trunk
         self.bank = bank
         self.embedding = embedding

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from drafts.errors import PolydraftError
-from router.app.commands import config, domains, replay, serve
+from router.app.commands import config, domains, export, replay, serve
 
 app = typer.Typer(
     name="polydraft",
@@ -61,6 +61,7 @@ app.command("replay")(replay.replay)
 app.add_typer(domains.app, name="domains")
 app.command("stats")(domains.stats)
 app.add_typer(config.app, name="config")
+app.command("export")(export.export)
 app.command("setup", hidden=True)(serve.setup)
 
 

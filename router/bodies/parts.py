@@ -165,16 +165,16 @@ def _build_source(
     return kinds.source_class(name)()
 
 
-def _build_eagle(config: PolydraftConfig, target: TargetModel) -> EagleSource | None:
-    """The head over its trunk; left out, loudly, where the shipped trunk belongs to another target."""
+def load_trunk(config: PolydraftConfig, target: TargetModel) -> Trunk | None:
+    """The trunk on the target's device; ``None`` where the shipped one belongs to another target.
+
+    Raises:
+        CheckpointError: The file cannot be used.
+        InvalidValueError: The trunk reads other layers than the target keeps.
+    """
     path = config.drafts.eagle.trunk
     if path == EMBEDDED:
         if target.name != EMBEDDED:
-            log.warning(
-                "drafts.sources: eagle is left out, since the shipped trunk was trained for the embedded "
-                "target and not for %s; train one (make trunk) and name it in drafts.eagle.trunk",
-                target.name,
-            )
             return None
         with resources.as_file(resources.files("drafts") / "data" / "trunk.safetensors") as file:
             trunk = Trunk.load(file)
@@ -184,7 +184,19 @@ def _build_eagle(config: PolydraftConfig, target: TargetModel) -> EagleSource | 
         raise InvalidValueError(
             "drafts.eagle.trunk", path, f"a trunk that reads target layers {target.feature_layers}"
         )
-    trunk = trunk.to(target.device)
+    return trunk.to(target.device)
+
+
+def _build_eagle(config: PolydraftConfig, target: TargetModel) -> EagleSource | None:
+    """The head over its trunk; left out, loudly, where there is no trunk for the target."""
+    trunk = load_trunk(config, target)
+    if trunk is None:
+        log.warning(
+            "drafts.sources: eagle is left out, since the shipped trunk was trained for the embedded "
+            "target and not for %s; train one (make trunk) and name it in drafts.eagle.trunk",
+            target.name,
+        )
+        return None
     return EagleSource(
         trunk=trunk,
         bank=ExpertBank(trunk, rank=config.drafts.eagle.rank),

@@ -51,6 +51,7 @@ def test_every_command_explains_itself_with_an_example() -> None:
         ["domains", "list"],
         ["domains", "add"],
         ["domains", "remove"],
+        ["export"],
         ["config", "check"],
         ["config", "schema"],
     ):
