@@ -86,7 +86,7 @@ class Mixture:
             able if fixed is not None else self.control.pacing.whom([row.domain for row in rows], able, price)
         )
         self._asked = [
-            self._start(row, cap, floor) if want else None
+            self._start(row, cap, floor, fixed is not None) if want else None
             for row, cap, want in zip(rows, caps, wanted, strict=True)
         ]
         worth = Worth(goodput, node_ms, price.slowdown, always=fixed is not None)
@@ -191,7 +191,11 @@ class Mixture:
     def state(self) -> dict[str, Any]:
         """What was learned about the sources, as JSON: the combiners' weights, ledger and book."""
         combiners = {
-            "sampled" if sampled else "greedy": {"shared": list(c.shared), "own": dict(c.own)}
+            "sampled" if sampled else "greedy": {
+                "shared": list(c.shared),
+                "squares": list(c.squares),
+                "own": dict(c.own),
+            }
             for sampled, c in self._combiners.items()
         }
         return {
@@ -212,23 +216,24 @@ class Mixture:
         for name, weights in state.get("combiners", {}).items():
             combiner = self._combiner(name == "sampled")
             combiner.shared = [float(value) for value in weights["shared"]]
+            combiner.squares = [float(value) for value in weights.get("squares", combiner.squares)]
             combiner.own = {domain: list(map(float, own)) for domain, own in weights["own"].items()}
 
-    def _memories(self, row: DraftRow) -> dict[int, MemorySource]:
-        names = self.names_of(row)
+    def _memories(self, row: DraftRow, leave: frozenset[str] = frozenset()) -> dict[int, MemorySource]:
+        names = set(self.names_of(row)) - leave
         return {
             index: source
             for index, (name, source) in enumerate(self.sources.items())
             if isinstance(source, MemorySource) and name in names
         }
 
-    def _start(self, row: DraftRow, cap: int, floor: float) -> Asked | None:
-        """A tree that holds what the memories say about the next token."""
+    def _start(self, row: DraftRow, cap: int, floor: float, always: bool) -> Asked | None:
+        """A tree that holds what the memories say about the next token; useless ones only ``always``."""
         if cap <= 0:
             return None
         tree = TreeGrower(
             row,
-            self._memories(row),
+            self._memories(row, frozenset() if always else self.regret.useless(row.domain)),
             self._combiner(row.temperature > 0),
             tuple(self.sources),
             cap,
@@ -245,9 +250,12 @@ class Mixture:
         }
 
     def _probe(self, rows: Sequence[DraftRow], caps: Sequence[int], price: Price, goodput: float) -> None:
-        """At sampled steps, keep what every source alone would have proposed."""
+        """At sampled steps, keep what every source alone would have proposed, as far as pacing allows."""
+        pacing = self.control.pacing
         for row, cap, asked in zip(rows, caps, self._asked, strict=True):
             if asked is None or row.domain in self._dropped or not self.regret.due(row):
+                continue
+            if not (pacing.pays(row.domain, len(rows)) or pacing.afford(pacing.ask_ms(len(rows)))):
                 continue
             depth = min(cap, DEPTHS[-1])
             names = tuple(self.sources)

@@ -20,6 +20,9 @@ from drafts.proposal import Price
 PROBE_EVERY = 16
 """Row-steps of a domain of which one is probed: the chains of all memories cost then a few microseconds."""
 
+FIRST_PROBES = 16
+"""Probes of a domain that are made as fast as its texts allow, so that a useless source is soon known."""
+
 DEPTHS = (1, 2, 4, 8)
 """Depths at which a source is judged as a way of drafting of its own."""
 
@@ -28,6 +31,9 @@ SPAN = 4.0
 
 FIRST_TOKEN_MS = 0.03
 """Milliseconds assumed of a memory's guess, before it was timed."""
+
+KEEP, PRIOR_GAIN = 0.97, 0.5
+"""Share of a way's recent gains left after one more probe, and the gain of the one probe it starts with."""
 
 TIME_RATE = 0.1
 """Weight of one timing; one three times its mean counts as that much, as only disturbances are so long."""
@@ -44,12 +50,22 @@ Fixed = tuple[str, int]
 
 @dataclass
 class _Sums:
-    """Over probed steps in which a way of drafting was awake."""
+    """Over probed steps in which a way of drafting was awake; ``recent`` and ``weight`` forget."""
 
     steps: int = 0
     accepted: float = 0.0
     gain: float = 0.0
     regret: float = 0.0
+    recent: float = PRIOR_GAIN
+    weight: float = 1.0
+
+    def see(self, accepted: int, gain: float, served: float) -> None:
+        self.steps += 1
+        self.accepted += accepted
+        self.gain += gain
+        self.regret += gain - served
+        self.recent = KEEP * self.recent + gain
+        self.weight = KEEP * self.weight + 1.0
 
 
 @dataclass
@@ -62,6 +78,12 @@ class _Domain:
     gain: float = 0.0
     ways: dict[Fixed, _Sums] = field(default_factory=dict)
     hedge: SleepingHedge[Fixed] = field(default_factory=SleepingHedge)
+    useless: frozenset[str] = frozenset()
+
+    def judge(self) -> None:
+        """Tell the sources that lose at every depth from the others."""
+        good = {source for (source, _), sums in self.ways.items() if sums.recent >= 0.0}
+        self.useless = frozenset(source for source, _ in self.ways) - good
 
 
 @dataclass
@@ -97,7 +119,15 @@ class RegretBook:
         """Whether this step of ``row`` is to be probed."""
         domain = self._domains.setdefault(row.domain, _Domain())
         domain.seen += 1
-        return domain.seen % PROBE_EVERY == 0 and SCRATCH not in row.scratch
+        return (domain.seen % PROBE_EVERY == 0 or domain.steps < FIRST_PROBES) and SCRATCH not in row.scratch
+
+    def useless(self, domain: str) -> frozenset[str]:
+        """Sources that of late would have lost against plain decoding at every depth.
+
+        Asking them costs time for nodes that do not pay; probes go on asking them, so they come back.
+        """
+        known = self._domains.get(domain)
+        return frozenset() if known is None else known.useless
 
     def drawn(self, name: str, source: MemorySource, row: DraftRow, limit: int) -> tuple[int, ...]:
         """The chain of at most ``limit`` tokens that the memory ``name`` alone proposes now; timed."""
@@ -212,6 +242,7 @@ class RegretBook:
                 (source, depth): _Sums(int(steps), *map(float, rest))
                 for source, depth, steps, *rest in kept["ways"]
             }
+            domain.judge()
             domain.hedge.load_state({(source, depth): (r, c) for source, depth, r, c in kept["hedge"]})
             self._domains[name] = domain
 
@@ -223,15 +254,12 @@ def _count(domain: _Domain, probe: _Probe, served: float, text: Sequence[int]) -
         accepted = min(_right(probe.chains[name], text), depth)
         gains[(name, depth)] = accepted, accepted - cost
     for way, (accepted, gain) in gains.items():
-        sums = domain.ways.setdefault(way, _Sums())
-        sums.steps += 1
-        sums.accepted += accepted
-        sums.gain += gain
-        sums.regret += gain - served
+        domain.ways.setdefault(way, _Sums()).see(accepted, gain, served)
     domain.steps += 1
     domain.accepted += probe.accepted
     domain.gain += served
     domain.hedge.see({way: gain / SPAN for way, (_, gain) in gains.items()})
+    domain.judge()
 
 
 def _right(chain: Sequence[int], text: Sequence[int]) -> int:
