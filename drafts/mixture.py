@@ -253,9 +253,12 @@ class Mixture:
         """At sampled steps, keep what every source alone would have proposed, as far as pacing allows."""
         pacing = self.control.pacing
         for row, cap, asked in zip(rows, caps, self._asked, strict=True):
-            if asked is None or row.domain in self._dropped or not self.regret.due(row):
+            if asked is None or row.domain in self._dropped:
                 continue
-            if not (pacing.pays(row.domain, len(rows)) or pacing.afford(pacing.ask_ms(len(rows)))):
+            pays = pacing.pays(row.domain, len(rows))
+            if not self.regret.due(row, hurry=pays):
+                continue
+            if not (pays or pacing.afford(pacing.ask_ms(len(rows)))):
                 continue
             depth = min(cap, DEPTHS[-1])
             names = tuple(self.sources)

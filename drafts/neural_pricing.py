@@ -32,9 +32,6 @@ EDGES = (0.25, 0.5, 0.75, 0.9)
 DEFAULT_LIFT = 0.35
 """Accepted tokens a source is assumed to add to a row whose memories are silent."""
 
-ASSUMED = 8
-"""Rows that this assumption counts for: the first observations weigh more than later ones."""
-
 
 @dataclass
 class _Lift:
@@ -43,11 +40,8 @@ class _Lift:
     tokens: float
     nodes: float = 1.5
     idle: int = 0
-    count: int = 0
 
     def follow(self, tokens: float, nodes: float, rate: float) -> None:
-        self.count += 1
-        rate = max(rate, 1.0 / (ASSUMED + self.count))
         self.tokens += rate * (tokens - self.tokens)
         self.nodes += rate * (nodes - self.nodes)
 
@@ -57,7 +51,7 @@ class NeuralPricing:
     """Costs and gains of one neural source.
 
     Attributes:
-        rate: Least weight of one observation in the running means.
+        rate: Weight of one observation in the running means.
     """
 
     rate: float = 0.03

@@ -73,6 +73,7 @@ class _Domain:
     """Everything that was counted of one domain."""
 
     seen: int = 0
+    opened: int = 0
     steps: int = 0
     accepted: float = 0.0
     gain: float = 0.0
@@ -115,11 +116,12 @@ class RegretBook:
     _domains: dict[str, _Domain] = field(default_factory=dict)
     _token_ms: dict[str, float] = field(default_factory=dict)
 
-    def due(self, row: DraftRow) -> bool:
-        """Whether this step of ``row`` is to be probed."""
+    def due(self, row: DraftRow, *, hurry: bool = True) -> bool:
+        """Whether this step of ``row`` is to be probed; ``hurry`` makes the first probes at once."""
         domain = self._domains.setdefault(row.domain, _Domain())
         domain.seen += 1
-        return (domain.seen % PROBE_EVERY == 0 or domain.steps < FIRST_PROBES) and SCRATCH not in row.scratch
+        first = hurry and domain.opened < FIRST_PROBES
+        return (first or domain.seen % PROBE_EVERY == 0) and SCRATCH not in row.scratch
 
     def useless(self, domain: str) -> frozenset[str]:
         """Sources that of late would have lost against plain decoding at every depth.
@@ -165,6 +167,7 @@ class RegretBook:
                 costs[(name, depth)] = goodput * (max(verify, 0.0) + each * count)
         said = {name: tuple(chain) for name, chain in chains.items() if chain}
         row.scratch[SCRATCH] = _Probe(row.domain, len(row.tokens), said, costs)
+        self._domains[row.domain].opened += 1
 
     def served(self, row: DraftRow, accepted: int, cost: float) -> None:
         """What the mixture had accepted at a probed step, and its milliseconds' worth in tokens."""
@@ -237,7 +240,8 @@ class RegretBook:
         """Restore :meth:`state`."""
         self._domains = {}
         for name, kept in state.items():
-            domain = _Domain(0, int(kept["steps"]), float(kept["accepted"]), float(kept["gain"]))
+            steps = int(kept["steps"])
+            domain = _Domain(0, steps, steps, float(kept["accepted"]), float(kept["gain"]))
             domain.ways = {
                 (source, depth): _Sums(int(steps), *map(float, rest))
                 for source, depth, steps, *rest in kept["ways"]

@@ -108,3 +108,21 @@ def test_state_goes_through_json_and_a_dropped_domain_is_forgotten():
     assert twin.speculation("math")["regret"] == found.speculation("math")["regret"]
     found.drop_domain("math")
     assert found.speculation("math")["regret"]["steps"] == 0
+
+
+class Ticking(Clock):
+    """Every look at it takes a fiftieth of a millisecond."""
+
+    def __call__(self) -> float:
+        self.seconds += 2e-5
+        return self.seconds
+
+
+def test_probes_leave_the_allowance_to_calls_where_nothing_pays_yet():
+    """Requests that never end, at a price at which the source is at first only asked by allowance."""
+    clock = Ticking()
+    head = Useless(clock, 0.0)
+    found = Mixture({"useless": head}, clock=clock)
+    for _ in range(200):
+        serve(found, TEXT[:2], 1, Price(1, lambda n: 10.0 + 10.0 * n))
+    assert head.calls >= 2
