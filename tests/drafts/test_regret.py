@@ -11,6 +11,7 @@ from drafts.mixture import Mixture
 from drafts.proposal import Price
 from drafts.regret import FIRST_PROBES, PLAIN, PROBE_EVERY, SCRATCH, RegretBook
 from tests.drafts.mixture_rig import Clock, Oracle, Useless, serve
+from tests.drafts.test_mixture import Head, run, steep
 
 TEXT = [7 + at % 900 for at in range(4000)]
 
@@ -111,18 +112,18 @@ def test_state_goes_through_json_and_a_dropped_domain_is_forgotten():
 
 
 class Ticking(Clock):
-    """Every look at it takes a fiftieth of a millisecond."""
+    """Every look at it takes a twentieth of a millisecond."""
 
     def __call__(self) -> float:
-        self.seconds += 2e-5
+        self.seconds += 5e-5
         return self.seconds
 
 
 def test_probes_leave_the_allowance_to_calls_where_nothing_pays_yet():
-    """Requests that never end, at a price at which the source is at first only asked by allowance."""
-    clock = Ticking()
-    head = Useless(clock, 0.0)
-    found = Mixture({"useless": head}, clock=clock)
-    for _ in range(200):
-        serve(found, TEXT[:2], 1, Price(1, lambda n: 10.0 + 10.0 * n))
-    assert head.calls >= 2
+    """At this price the heads are at first asked by allowance only, and no text ends that could be scored."""
+    good, idle = Head([5, 6, 7], 0.9), Head([9, 9, 9], 0.9)
+    found = Mixture({"good": good, "idle": idle}, clock=Ticking())
+    run(found, [5, 6, 7, 8], 400, cost=steep)
+    before = good.calls
+    run(found, [5, 6, 7, 8], 100, cost=steep)
+    assert good.calls - before == 100
