@@ -7,6 +7,12 @@ text tells what would have been accepted.
 
     python benchmarks/memories.py --traffic a.jsonl b.jsonl --per-label 60
 
+With ``--suffix`` the back-off counts are compared with suffix trees (``suffix_memory.py``): every request is
+scored before it is learned. ``--shards`` takes answers recorded in shards (:mod:`osd.learn.pretrain_data`)
+instead of asking the target:
+
+    python benchmarks/memories.py --shards answers/*.json --labels math code sql translation qa --suffix
+
 The last line is JSON.
 """
 
@@ -15,8 +21,10 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 from learning import by_label
+from suffix_memory import Text, compare
 
 from drafts.kinds.ngram import NgramSource
 from router.app.inflight import keep_in_flight
@@ -24,9 +32,6 @@ from router.app.local import local_engine
 from router.app.provenance import provenance
 from router.app.replay import ReplaySettings
 from router.app.traffic import TrafficItem
-
-Text = tuple[list[int], int]
-"""Tokens of prompt and answer, and the prompt's length."""
 
 
 def answers(groups: dict[str, list[TrafficItem]], arguments: argparse.Namespace) -> dict[str, list[Text]]:
@@ -50,6 +55,33 @@ def answers(groups: dict[str, list[TrafficItem]], arguments: argparse.Namespace)
                 prompt = engine.prompt_ids(messages=item.item.messages)
                 texts[label].append(([*prompt, *item.completion.token_ids], len(prompt)))
     return texts
+
+
+def recorded(shards: list[Path], arguments: argparse.Namespace) -> dict[str, list[Text]]:
+    """The first answers of every label in shards, cut to ``--max-tokens``."""
+    texts: dict[str, list[Text]] = {label: [] for label in arguments.labels or ()}
+    for shard in shards:
+        for entry in json.loads(shard.read_text(encoding="utf-8")):
+            if arguments.labels and entry["domain"] not in texts:
+                continue
+            group = texts.setdefault(entry["domain"], [])
+            if len(group) < arguments.per_label:
+                tokens = [*entry["ids"], *entry["out"][: arguments.max_tokens]]
+                group.append((tokens, len(entry["ids"])))
+    return {label: group for label, group in texts.items() if len(group) > arguments.held_out}
+
+
+def print_memories(found: dict[str, dict[str, dict[str, float]]]) -> None:
+    """τ, microseconds of a proposal and kilobytes by label and kind of memory."""
+    names = list(next(iter(found.values())))
+    print("τ · microseconds a proposal (95th percentile) · KiB, every request scored before it is learned")
+    print(" " * 15 + "".join(f"{name:>28}" for name in names))
+    for label, row in found.items():
+        cells = [
+            f"{m['tau']:.3f} · {m['microseconds']:.0f} ({m['microseconds_p95']:.0f}) · {m['bytes'] // 1024}"
+            for m in row.values()
+        ]
+        print(f"{label:15}" + "".join(f"{cell:>28}" for cell in cells))
 
 
 def cross_table(texts: dict[str, list[Text]], held_out: int, depth: int) -> dict[str, dict[str, float]]:
@@ -82,11 +114,21 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--concurrency", type=int, default=8)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--suffix", action="store_true", help="compare with suffix trees instead")
+    parser.add_argument("--shards", nargs="+", type=Path, help="answers recorded in these shards (.json)")
     parser.add_argument("--json", type=Path, help="write the result to this file")
     arguments = parser.parse_args()
 
-    groups = by_label(arguments.traffic, arguments.per_label, arguments.labels)
-    table = cross_table(answers(groups, arguments), arguments.held_out, arguments.depth)
+    if arguments.shards:
+        texts = recorded(arguments.shards, arguments)
+    else:
+        texts = answers(by_label(arguments.traffic, arguments.per_label, arguments.labels), arguments)
+    if arguments.suffix:
+        found = compare(texts, arguments.depth)
+        print_memories(found)
+        finish(arguments, {"memories": found})
+        return
+    table = cross_table(texts, arguments.held_out, arguments.depth)
     print("τ on prompts of (row) with the memory of (column); * = the best memory of the row")
     print(" " * 15 + "".join(f"{name:>15}" for name in table))
     for label, row in table.items():
@@ -97,7 +139,12 @@ def main() -> None:
         )
     own_best = [label for label, row in table.items() if max(row, key=row.__getitem__) == label]
     print(f"own memory best for {len(own_best)} of {len(table)}: {', '.join(own_best)}")
-    text = json.dumps({"tau": table, "own_best": own_best, "provenance": provenance(arguments.seed)})
+    finish(arguments, {"tau": table, "own_best": own_best})
+
+
+def finish(arguments: argparse.Namespace, result: dict[str, Any]) -> None:
+    """Write the result with where it comes from, and print it as the last line."""
+    text = json.dumps({**result, "provenance": provenance(arguments.seed)})
     if arguments.json:
         arguments.json.write_text(text, encoding="utf-8")
     print(text)

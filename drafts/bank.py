@@ -8,6 +8,7 @@ valid. B starts at zero (LoRA, Hu et al. 2106.09685), hence a new expert *is* th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +21,10 @@ Expert = dict[str, torch.Tensor]
 
 NO_EXPERT = 0
 """Slot of the trunk itself; serves any domain the bank does not know."""
+
+Rank = int | Literal["full"]
+"""Rank of deltas; ``"full"`` is the hidden size, which is the rank of every matrix that experts change. So
+an expert can then be any MLP and any output matrix: a full copy, kept as its difference from the trunk."""
 
 TABLE = "token_ids"
 """Name of the draft vocabulary's id table, which travels with every expert (case A21)."""
@@ -61,13 +66,13 @@ class ExpertBank:
     Args:
         trunk: The trunk the experts belong to.
         rank: Rank of every delta.
-        capacity: Slots allocated at first; doubled when full.
+        capacity: Slots allocated at first; doubled when none is free.
     """
 
-    def __init__(self, trunk: Trunk, rank: int = 16, capacity: int = 8) -> None:
+    def __init__(self, trunk: Trunk, rank: Rank = 16, capacity: int = 8) -> None:
         shape = trunk.shape
         self.trunk = trunk
-        self.rank = rank
+        self.rank = rank = shape.hidden_size if rank == "full" else rank
         sizes = {
             "gate_up": (shape.hidden_size, 2 * shape.intermediate_size),
             "down": (shape.intermediate_size, shape.hidden_size),

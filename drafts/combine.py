@@ -38,18 +38,28 @@ class Combiner:
     Args:
         neural: Per source, whether it runs a model. The starting weights, fitted on held-out text, trust a
             model's log-odds more than those of a memory, which is too sure of what it saw once.
-        rate: Step of the shared weights per observation.
+        rate: Least step of the shared weights per observation.
+        first_rate: Their first step. It shrinks with the root of the sum of a weight's squared gradients
+            (AdaGrad, Duchi et al. 2011): a source that is never right is known after a few dozen positions,
+            and what was learned from thousands is not moved by the last few.
         own_rate: Step of a domain's deviation.
         fade: Share of a domain's deviation lost at each of its observations.
     """
 
     def __init__(
-        self, neural: Sequence[bool], *, rate: float = 0.02, own_rate: float = 0.03, fade: float = 0.002
+        self,
+        neural: Sequence[bool],
+        *,
+        rate: float = 0.02,
+        first_rate: float = 0.2,
+        own_rate: float = 0.03,
+        fade: float = 0.002,
     ) -> None:
         self.sources = len(neural)
-        self.rate, self.own_rate, self.fade = rate, own_rate, fade
+        self.rate, self.first_rate, self.own_rate, self.fade = rate, first_rate, own_rate, fade
         # Per source a weight and a slope, then the scores of "none" at the first and at later positions.
         self.shared = [w for is_neural in neural for w in (NEURAL if is_neural else MEMORY)] + [NONE, NONE]
+        self.squares = [0.0] * len(self.shared)
         self.own: dict[str, list[float]] = {}
 
     def probabilities(self, domain: str, later: bool, candidates: Sequence[Sequence[Vote]]) -> list[float]:
@@ -77,24 +87,29 @@ class Combiner:
         """One verified position: ``right`` is the index of the candidate that was emitted, if any."""
         found = self.probabilities(domain, later, candidates)
         own = self.own.setdefault(domain, [0.0] * len(self.shared))
-        shared, keep = self.shared, 1.0 - self.fade
+        keep = 1.0 - self.fade
         for at, value in enumerate(own):
             own[at] = value * keep
-        gaps = [(index == right) - p for index, p in enumerate(found)]
         none = 2 * self.sources + later
-        gap = (right is None) - (1.0 - sum(found))
-        shared[none] += self.rate * gap
-        own[none] += self.own_rate * gap
-        for gap, votes in zip(gaps, candidates, strict=True):
+        self._move(own, none, (right is None) - (1.0 - sum(found)))
+        slopes: dict[int, float] = {}
+        for index, (p, votes) in enumerate(zip(found, candidates, strict=True)):
+            gap = (index == right) - p
             for source, value in votes:
-                shared[2 * source] += self.rate * gap
-                own[2 * source] += self.own_rate * gap
-                shared[2 * source + 1] += self.rate * gap * value
-                own[2 * source + 1] += self.own_rate * gap * value
+                slopes[2 * source] = slopes.get(2 * source, 0.0) + gap
+                slopes[2 * source + 1] = slopes.get(2 * source + 1, 0.0) + gap * value
+        for at, slope in slopes.items():
+            self._move(own, at, slope)
 
     def forget(self, domain: str) -> None:
         """Drop a domain's deviation."""
         self.own.pop(domain, None)
+
+    def _move(self, own: list[float], at: int, slope: float) -> None:
+        """One step of a weight along the gradient of the log-likelihood."""
+        self.squares[at] += slope * slope
+        self.shared[at] += max(self.rate, self.first_rate / math.sqrt(1.0 + self.squares[at])) * slope
+        own[at] += self.own_rate * slope
 
     def _weights(self, domain: str) -> list[float]:
         own = self.own.get(domain)

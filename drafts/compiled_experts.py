@@ -66,6 +66,13 @@ class CompiledExperts:
                 matrices[part, row] = packed.a[part].data_ptr()
         return deltas, matrices
 
+    def bytes(self, slot: int) -> int:
+        """Memory of a slot's packed copy; 0 where there is none."""
+        packed = self._packed.get(slot)
+        if packed is None or packed.stamp != self.bank.stamp(slot):
+            return 0
+        return sum(tensor.numel() * tensor.element_size() for tensor in (*packed.a, *packed.b))
+
     def _expert(self, slot: int) -> _Packed | None:
         view = self.bank.view(slot)
         if view is None:
@@ -74,8 +81,14 @@ class CompiledExperts:
         stamp = self.bank.stamp(slot)
         packed = self._packed.get(slot)
         if packed is None or packed.stamp != stamp:
+            self._forget_old()
             packed = self._packed[slot] = self._pack(view, stamp)
         return packed
+
+    def _forget_old(self) -> None:
+        """Let go of copies that no longer hold, as of experts that were dropped."""
+        for slot in [s for s, packed in self._packed.items() if packed.stamp != self.bank.stamp(s)]:
+            del self._packed[slot]
 
     def _pack(self, expert: Expert, stamp: int) -> _Packed:
         halves = {name: tensor.float().clamp(-65504.0, 65504.0).half() for name, tensor in expert.items()}

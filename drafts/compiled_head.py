@@ -118,6 +118,10 @@ class CompiledHead:
         positions = [len(path.row.tokens) - 2 + depth for path in paths]
         return self._run(paths, table, tokens, positions, None, hidden.contiguous())
 
+    def expert_bytes(self, slot: int) -> int:
+        """See :meth:`HeadForward.expert_bytes`."""
+        return self.experts.bytes(slot)
+
     def _run(
         self,
         paths: Sequence[HeadPath],

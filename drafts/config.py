@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -119,7 +119,11 @@ class EagleConfig(_Config):
         min_length=1,
         description="File of the trunk that all domains share; 'embedded' is the default target's.",
     )
-    rank: int = Field(default=16, ge=1, le=1024, description="Rank of an expert's low-rank deltas.")
+    rank: Annotated[int, Field(ge=1, le=1024)] | Literal["full"] = Field(
+        default=16,
+        description="Rank of an expert's deltas on MLP and output; with 'full' an expert can be any MLP and "
+        "output, as a full copy could, at a full copy's memory.",
+    )
     max_depth: int = Field(default=6, ge=1, le=32, description="Longest chain the head unrolls.")
     window: int = Field(default=512, ge=8, le=1_000_000, description="Last positions the head attends to.")
 

@@ -52,6 +52,7 @@ class Control:
     _domains: list[str] = field(default_factory=list)
     _choices: list[Choice] = field(default_factory=list)
     _asked: int = 0
+    _goodput: float = 0.0
     _plain_ms: float = 0.0
     _took_ms: float = 0.0
     _steps: int = 0
@@ -84,7 +85,7 @@ class Control:
             total = sum(kept)
         plain_ms, ask_ms = price.step_ms(rows), self.pacing.ask_ms(rows)
         node_ms = (price.step_ms(rows + total) - plain_ms) / max(total, 1)
-        self._domains, self._choices, self._asked = list(domains), [], 0
+        self._domains, self._choices, self._asked, self._goodput = list(domains), [], 0, goodput
         proposals: list[Proposal] = []
         for index, (item, reach, count) in enumerate(zip(drawn, reaches, kept, strict=True)):
             if item is None:
@@ -141,6 +142,13 @@ class Control:
         if counted and len(self._choices) == rows:
             self.book.add(self._domains, self._choices, emitted, pass_ms, drafting_ms)
         self._choices, self._asked = [], 0
+
+    def spent(self, row: int) -> float:
+        """What speculating was to add to a row's time in the present step, in tokens."""
+        if row >= len(self._choices):
+            return 0.0
+        choice = self._choices[row]
+        return self._goodput * (choice.ms - choice.plain_ms)
 
     def _note_saved(self, plain_ms: float, took_ms: float) -> None:
         self._steps += 1

@@ -105,6 +105,10 @@ class HeadForward(Protocol):
         """Read each path's drafted token as pair ``depth`` behind the committed ones, and predict."""
         ...
 
+    def expert_bytes(self, slot: int) -> int:
+        """Memory of a form of an expert's deltas that this forward keeps beside the bank's."""
+        ...
+
 
 def pending_of(paths: Sequence[HeadPath]) -> Pending:
     """What is to be read; caches forget what is beyond their window or was committed anew."""
@@ -154,6 +158,10 @@ class LibraryHead:
         self.output = output
         self.width = width
         self.window = window
+
+    def expert_bytes(self, slot: int) -> int:
+        """None: it reads the bank."""
+        return 0
 
     def read(self, paths: Sequence[HeadPath], pending: Pending) -> Predicted:
         """See :meth:`HeadForward.read`."""

@@ -8,19 +8,19 @@ of target passes is needed.
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from drafts.calls import Asked, NeuralCalls, Worth
 from drafts.combine import Combiner
 from drafts.control import Control, Drawn
 from drafts.errors import InvalidValueError
-from drafts.kinds.base import DraftRow, Guess, MemorySource, NeuralSource, Source
+from drafts.kinds.base import DraftRow, MemorySource, NeuralSource, Source
 from drafts.ledger import Ledger
-from drafts.neural_pricing import EVIDENCE_DISCOUNT, NeuralPricing
-from drafts.proposal import EMPTY, Price, Proposal
+from drafts.proposal import Price, Proposal
 from drafts.registry import Swap
+from drafts.regret import DEPTHS, RegretBook
 from drafts.tree import TreeGrower
 from drafts.versions import VersionFollower
 
@@ -29,17 +29,6 @@ MAX_NODES = 24
 
 EXPANSIONS = 10
 """Open ends that memories may continue per row and step, when it has the pass to itself."""
-
-
-@dataclass
-class _Asked:
-    """One row of the present step."""
-
-    tree: TreeGrower
-    sure: float
-    neural: list[str] = field(default_factory=list)
-    ranked: Proposal = EMPTY
-    call_ms: float = 0.0
 
 
 @dataclass
@@ -67,17 +56,17 @@ class Mixture:
     clock: Callable[[], float] = time.perf_counter
     control: Control = field(default_factory=Control)
     _combiners: dict[bool, Combiner] = field(default_factory=dict)
-    _pricing: dict[str, NeuralPricing] = field(default_factory=lambda: defaultdict(NeuralPricing))
-    _asked: list[_Asked | None] = field(default_factory=list)
+    _asked: list[Asked | None] = field(default_factory=list)
     _dropped: set[str] = field(default_factory=set)
     _spent_ms: float = 0.0
-    _calls_ms: float = 0.0
     _price: Price | None = None
 
     def __post_init__(self) -> None:
         for name, source in self.sources.items():
             if not isinstance(source, MemorySource | NeuralSource):
                 raise InvalidValueError("sources", name, "a MemorySource or a NeuralSource")
+        self.calls = NeuralCalls(self.clock, self.control.pacing)
+        self.regret = RegretBook(self.clock)
 
     @property
     def needs_features(self) -> bool:
@@ -87,7 +76,7 @@ class Mixture:
     def propose(self, rows: Sequence[DraftRow], limits: Sequence[int], price: Price) -> list[Proposal]:
         """One proposal per row, trimmed to the nodes that pay at ``price``."""
         begin = self.clock()
-        self._price, self._calls_ms = price, 0.0
+        self._price, self.calls.spent_ms = price, 0.0
         fixed = price.fixed_k
         caps = [limit if fixed is None else min(limit, fixed) for limit in limits]
         goodput, node_ms = self.control.pacing.goodput(price), self.control.pacing.node_ms(price)
@@ -97,13 +86,15 @@ class Mixture:
             able if fixed is not None else self.control.pacing.whom([row.domain for row in rows], able, price)
         )
         self._asked = [
-            self._start(row, cap, floor) if want else None
+            self._start(row, cap, floor, fixed is not None) if want else None
             for row, cap, want in zip(rows, caps, wanted, strict=True)
         ]
-        for name, source in self.sources.items():
+        worth = Worth(goodput, node_ms, price.slowdown, always=fixed is not None)
+        for at, (name, source) in enumerate(self.sources.items()):
             if isinstance(source, NeuralSource):
-                self._ask_neural(name, source, rows, caps, goodput, node_ms, fixed is not None)
+                self.calls.ask(at, source, rows, caps, self._askable(name, rows), name, worth)
         if fixed is None:
+            self._probe(rows, caps, price, goodput)
             self._branch(len(rows))
         else:
             for asked, cap in zip(self._asked, caps, strict=True):
@@ -120,9 +111,10 @@ class Mixture:
         """Score every source of the last step on the verified text, verified or not."""
         begin = self.clock()
         step, self._asked = self._asked or [None] * len(rows), []
-        for row, proposal, tokens, asked in zip(rows, proposals, emitted, step, strict=True):
+        for at, (row, proposal, tokens, asked) in enumerate(zip(rows, proposals, emitted, step, strict=True)):
             if asked is not None:
-                self._score(row, asked, proposal, tokens)
+                self._score(row, asked, proposal, tokens, self.control.spent(at))
+            self.regret.close(row)
         for row, tokens in zip(rows, emitted, strict=True):
             for source in self.sources.values():
                 source.observe(row, tokens)
@@ -130,10 +122,11 @@ class Mixture:
             spent = self._spent_ms + (self.clock() - begin) * 1e3 / self._price.slowdown
             nodes, counts = sum(map(len, proposals)), list(map(len, emitted))
             dropped = self._dropped.intersection(row.domain for row in rows)
-            self.control.settle(self._price, nodes, counts, spent, self._calls_ms, counted=not dropped)
+            self.control.settle(self._price, nodes, counts, spent, self.calls.spent_ms, counted=not dropped)
 
     def finish(self, row: DraftRow) -> None:
         """A request ended: sources learn its text if learning is on and the request allows it."""
+        self.regret.close(row, ended=True)
         if self.learn and row.store:
             begin = time.perf_counter()
             for source in self.sources.values():
@@ -166,8 +159,8 @@ class Mixture:
         self.control.forget(domain)
         for combiner in self._combiners.values():
             combiner.forget(domain)
-        for pricing in self._pricing.values():
-            pricing.forget(domain)
+        self.calls.forget(domain)
+        self.regret.forget(domain)
         self._dropped.add(domain)
         if self.versions is not None:
             self.versions.forget(domain)
@@ -193,12 +186,16 @@ class Mixture:
 
     def speculation(self, domain: str) -> dict[str, Any]:
         """How much is speculated in a domain, what is expected and what comes of it."""
-        return self.control.figures(domain)
+        return {**self.control.figures(domain), "regret": self.regret.figures(domain)}
 
     def state(self) -> dict[str, Any]:
         """What was learned about the sources, as JSON: the combiners' weights, ledger and book."""
         combiners = {
-            "sampled" if sampled else "greedy": {"shared": list(c.shared), "own": dict(c.own)}
+            "sampled" if sampled else "greedy": {
+                "shared": list(c.shared),
+                "squares": list(c.squares),
+                "own": dict(c.own),
+            }
             for sampled, c in self._combiners.items()
         }
         return {
@@ -206,91 +203,73 @@ class Mixture:
             "combiners": combiners,
             "earned": self.ledger.state(),
             "speculated": self.control.book.state(),
+            "regret": self.regret.state(),
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore :meth:`state`; weights only where the sources are the same."""
         self.ledger.load_state(state.get("earned", []))
         self.control.book.load_state(state.get("speculated", {}))
+        self.regret.load_state(state.get("regret", {}))
         if state.get("sources") != list(self.sources):
             return
         for name, weights in state.get("combiners", {}).items():
             combiner = self._combiner(name == "sampled")
             combiner.shared = [float(value) for value in weights["shared"]]
+            combiner.squares = [float(value) for value in weights.get("squares", combiner.squares)]
             combiner.own = {domain: list(map(float, own)) for domain, own in weights["own"].items()}
 
-    def _memories(self, row: DraftRow) -> dict[int, MemorySource]:
-        names = self.names_of(row)
+    def _memories(self, row: DraftRow, leave: frozenset[str] = frozenset()) -> dict[int, MemorySource]:
+        names = set(self.names_of(row)) - leave
         return {
             index: source
             for index, (name, source) in enumerate(self.sources.items())
             if isinstance(source, MemorySource) and name in names
         }
 
-    def _start(self, row: DraftRow, cap: int, floor: float) -> _Asked | None:
-        """A tree that holds what the memories say about the next token."""
+    def _start(self, row: DraftRow, cap: int, floor: float, always: bool) -> Asked | None:
+        """A tree that holds what the memories say about the next token; useless ones only ``always``."""
         if cap <= 0:
             return None
         tree = TreeGrower(
             row,
-            self._memories(row),
+            self._memories(row, frozenset() if always else self.regret.useless(row.domain)),
             self._combiner(row.temperature > 0),
             tuple(self.sources),
             cap,
             floor,
         )
-        return _Asked(tree, tree.start())
+        return Asked(tree, tree.start())
 
-    def _ask_neural(
-        self,
-        name: str,
-        source: NeuralSource,
-        rows: Sequence[DraftRow],
-        caps: Sequence[int],
-        goodput: float,
-        node_ms: float,
-        always: bool,
-    ) -> None:
-        """Let a neural source deepen the trees of the rows where that is expected to earn its time."""
-        able = [
-            (index, asked)
+    def _askable(self, name: str, rows: Sequence[DraftRow]) -> dict[int, Asked]:
+        """The rows of the step that may be asked of the source ``name``, by index."""
+        return {
+            index: asked
             for index, (row, asked) in enumerate(zip(rows, self._asked, strict=True))
             if asked is not None and name in self.names_of(row)
-        ]
-        pricing = self._pricing[name]
-        if not always and able:
-            domains = [rows[index].domain for index, _ in able]
-            pays = all(self.control.pacing.pays_with_calls(domain, len(rows)) for domain in domains)
-            wanted = pricing.choose(
-                domains,
-                [asked.sure for _, asked in able],
-                goodput,
-                node_ms,
-                discount=EVIDENCE_DISCOUNT if pays else 1.0,
-                afford=self.control.pacing.afford,
-            )
-            able = [item for item, yes in zip(able, wanted, strict=True) if yes]
-        if not able:
-            return
-        floor = 0.0 if always else goodput * node_ms + pricing.depth_floor(goodput, len(able))
-        at = list(self.sources).index(name)
-        spoke: set[int] = set()
-        for _, asked in able:
-            asked.tree.lead()
+        }
 
-        def extend(index: int, guesses: Sequence[Guess]) -> int | None:
-            spoke.add(index)
-            return able[index][1].tree.extend(at, guesses, floor)
-
-        begin = self.clock()
-        source.draft([rows[i] for i, _ in able], [caps[i] for i, _ in able], extend)
-        took = (self.clock() - begin) * 1e3 / (1.0 if self._price is None else self._price.slowdown)
-        self._calls_ms += took
-        if spoke:
-            pricing.note_call(len(spoke), took)
-        for index in spoke:
-            able[index][1].neural.append(name)
-            able[index][1].call_ms += took / len(spoke)
+    def _probe(self, rows: Sequence[DraftRow], caps: Sequence[int], price: Price, goodput: float) -> None:
+        """At sampled steps, keep what every source alone would have proposed, as far as pacing allows."""
+        pacing = self.control.pacing
+        for row, cap, asked in zip(rows, caps, self._asked, strict=True):
+            if asked is None or row.domain in self._dropped:
+                continue
+            pays = pacing.pays(row.domain, len(rows))
+            if not self.regret.due(row, hurry=pays):
+                continue
+            if not (pays or pacing.afford(pacing.ask_ms(len(rows)))):
+                continue
+            depth = min(cap, DEPTHS[-1])
+            names = tuple(self.sources)
+            chains = {
+                names[index]: self.regret.drawn(names[index], source, row, depth)
+                for index, source in self._memories(row).items()
+            }
+            for name in asked.neural:
+                chains[name] = asked.tree.own_chain(names.index(name))
+            call_ms = {name: self.calls.token_ms(name, len(rows)) for name in asked.neural}
+            self.regret.open(row, chains, call_ms, price, goodput)
 
     def _branch(self, count: int) -> None:
         """Let the memories branch out, and rank what was grown."""
@@ -300,7 +279,9 @@ class Mixture:
                 asked.tree.branch(expansions)
                 asked.ranked = asked.tree.ranked(MAX_NODES)
 
-    def _score(self, row: DraftRow, asked: _Asked, proposal: Proposal, emitted: Sequence[int]) -> None:
+    def _score(
+        self, row: DraftRow, asked: Asked, proposal: Proposal, emitted: Sequence[int], cost: float
+    ) -> None:
         if row.domain in self._dropped:
             return
         names = tuple(self.sources)
@@ -309,10 +290,8 @@ class Mixture:
         self.control.depths.see(row.domain, asked.ranked, whole, len(emitted))
         path = [node for node in whole if node < len(proposal)]
         self.ledger.add(row.domain, right, proposal, path)
-        for name in asked.neural:
-            others = max((count for other, count in right.items() if other != name), default=0)
-            alone = sum(sources == name for sources in proposal.sources)
-            self._pricing[name].note_gain(row.domain, asked.sure, len(path) - others, alone)
+        self.calls.note_gains(row.domain, asked, right, proposal, len(path))
+        self.regret.served(row, len(path), cost)
 
     def _combiner(self, sampled: bool) -> Combiner:
         if sampled not in self._combiners:

@@ -106,6 +106,16 @@ class TreeGrower:
                 return
             self._ask(-max(open_ends)[1])
 
+    def own_chain(self, source: int) -> tuple[int, ...]:
+        """A source's own best guesses one after another, as far as it was asked along them."""
+        tokens: list[int] = []
+        at: int | None = ROOT
+        while at is not None and at in self._positions and source in self._positions[at].tops:
+            position = self._positions[at]
+            tokens.append(position.tops[source])
+            at = position.children.get(tokens[-1])
+        return tuple(tokens)
+
     def main_path(self, limit: int) -> Proposal:
         """The most probable chain, of at most ``limit`` tokens, continued by the memories where it ends."""
         chosen: list[int] = []

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import torch
 
-from drafts.bank import ExpertBank
+from drafts.bank import ExpertBank, Rank
 from drafts.compiled_head import compiled_head
 from drafts.errors import CheckpointError
 from drafts.head_cache import HeadCache
@@ -87,7 +87,7 @@ class EagleSource(NeuralSource):
         embedding: torch.Tensor,
         output_weight: torch.Tensor,
         feature_layers: Sequence[int],
-        rank: int = 16,
+        rank: Rank = 16,
         window: int = 512,
         max_depth: int = 8,
     ) -> EagleSource:
@@ -205,9 +205,11 @@ class EagleSource(NeuralSource):
             self.bank.load(domain, tensors)
 
     def describe(self, domain: str) -> dict[str, int | float | str]:
-        """Size of the expert and of the draft vocabulary."""
+        """Size of the expert, in the bank and as it is packed for serving, and of the draft vocabulary."""
+        known = domain in self.bank
         return {
-            "expert_bytes": self.bank.bytes_per_expert if domain in self.bank else 0,
+            "expert_bytes": self.bank.bytes_per_expert if known else 0,
+            "packed_bytes": self.forward.expert_bytes(self.bank.index(domain)) if known else 0,
             "rank": self.bank.rank,
             "draft_vocabulary": len(self._ids),
         }

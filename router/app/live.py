@@ -65,6 +65,40 @@ def domain_table(
     return table
 
 
+def regret_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """By domain, what each source alone would have gained at its best fixed depth, beside what was served.
+
+    Gains are accepted tokens a step less what their time is worth; regret below 0 says that the mixture
+    does better than the source alone.
+    """
+    table = Table(title="against fixed sources, tokens a step", title_justify="left")
+    table.add_column("domain", no_wrap=True)
+    for heading in ("source", "depth", "steps", "accepted", "gain", "regret", "weight"):
+        table.add_column(heading, justify="left" if heading == "source" else "right")
+    for row in rows:
+        regret = (row.get("speculation") or {}).get("regret") or {}
+        if not regret.get("steps"):
+            continue
+        served = regret["served"]
+        accepted, gain = f"{served['accepted_per_step']:.2f}", f"{served['gain_per_step']:.2f}"
+        table.add_row(escape(str(row["name"])), "served", "", str(regret["steps"]), accepted, gain, "", "")
+        for source, found in regret["sources"].items():
+            table.add_row("", escape(source), *regret_cells(found))
+    return table
+
+
+def regret_cells(found: Mapping[str, Any]) -> list[str]:
+    """One source's cells: depth, steps, accepted, gain and regret a step, Hedge's weight."""
+    return [
+        str(found["depth"]),
+        str(found["steps"]),
+        f"{found['accepted_per_step']:.2f}",
+        f"{found['gain_per_step']:.2f}",
+        f"{found['regret_per_step']:+.2f}",
+        f"{found['weight']:.2f}",
+    ]
+
+
 def shown(value: object) -> str:
     """A figure in a few characters."""
     if value is None:

@@ -9,6 +9,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from router.app.live import regret_cells
+
 COLUMNS = (
     ("requests", "requests", "{:d}"),
     ("tokens", "tokens", "{:d}"),
@@ -47,6 +49,7 @@ def render(result: Mapping[str, Any], title: str = "polydraft replay") -> str:
         domains={name: _cells(row) for name, row in result["domains"].items()},
         labels={name: _cells(row) for name, row in result["labels"].items()},
         speculation={name: _speculated(row) for name, row in result.get("speculation", {}).items()},
+        regret={name: _regret(row["regret"]) for name, row in result.get("speculation", {}).items()},
         events=[_event(event) for event in result["events"]],
         confusion=confusion,
         confusion_domains=list(dict.fromkeys(d for row in confusion.values() for d in row)),
@@ -142,6 +145,15 @@ def _speculated(row: Mapping[str, Any]) -> list[str]:
         f"{row['plain_share']:.0%}",
         ", ".join(f"{reason} {share:.0%}" for reason, share in reasons if share >= 0.005),
     ]
+
+
+def _regret(row: Mapping[str, Any]) -> list[list[str]]:
+    """Rows of a domain: what was served, then every source alone at its best depth."""
+    if not row["steps"]:
+        return []
+    served = [f"{row['served'][key]:.2f}" for key in ("accepted_per_step", "gain_per_step")]
+    first = ["served", "", str(row["steps"]), *served, "", ""]
+    return [first, *([source, *regret_cells(found)] for source, found in row["sources"].items())]
 
 
 def _event(event: Mapping[str, Any]) -> dict[str, str]:

@@ -64,3 +64,14 @@ def test_values_out_of_bounds_are_refused(model: type[BaseModel], value: dict[st
 def test_a_domains_own_draft_parses_as_written_in_config() -> None:
     draft = ModelConfig.model_validate({"kind": "model", "path": "some/model"})
     assert draft.path == "some/model"
+
+
+@pytest.mark.parametrize("rank", [1, 16, 1024, "full"])
+def test_a_rank_is_a_number_or_full(rank) -> None:
+    assert EagleConfig(rank=rank).rank == rank
+
+
+@pytest.mark.parametrize("rank", [0, 1025, "half"])
+def test_another_rank_is_refused_by_name(rank) -> None:
+    with pytest.raises(ValidationError, match="rank"):
+        EagleConfig(rank=rank)

@@ -73,7 +73,7 @@ def remove(name: Annotated[str, typer.Argument(help="Domain to forget.")], url: 
 
 
 def stats(url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
-    """Show acceptance, speed, learning and events of the running server.
+    """Show acceptance, speed, regret against fixed sources, learning and events of the running server.
 
     [bold]Examples[/bold]
 
@@ -88,7 +88,9 @@ def stats(url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
     if as_json:
         _print_json(figures)
         return
-    _print_table(client.domains())
+    rows = client.domains()
+    _print_table(rows)
+    _print_regret(rows)
     learning = figures.get("learning", {})
     typer.echo(
         f"learning: {float(learning.get('share_of_busy_time') or 0):.1%} of busy time, "
@@ -126,3 +128,13 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
 
     tallies = {str(row["name"]): Tally.from_dict(row) for row in rows}
     Console().print(domain_table(tallies, rows))
+
+
+def _print_regret(rows: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+
+    from router.app.live import regret_table
+
+    table = regret_table(rows)
+    if table.row_count:
+        Console().print(table)
