@@ -20,8 +20,8 @@ from drafts.kinds.base import DraftRow, Guess, MemorySource, NeuralSource, Sourc
 from drafts.ledger import Ledger
 from drafts.neural_pricing import EVIDENCE_DISCOUNT, NeuralPricing
 from drafts.proposal import EMPTY, Price, Proposal
-from drafts.registry import Swap
 from drafts.tree import TreeGrower
+from drafts.version import Swap
 from drafts.versions import VersionFollower
 
 MAX_NODES = 24

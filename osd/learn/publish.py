@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from drafts.registry import Version
+from drafts.version import Version
 
 
 class Publisher(Protocol):

@@ -12,7 +12,7 @@ import torch
 
 from drafts.bank import Expert
 from drafts.errors import PolydraftError
-from drafts.registry import Version
+from drafts.version import Version
 from osd.learn.budget import Budget
 from osd.learn.buffer import DomainBuffer
 from osd.learn.config import LearnConfig
