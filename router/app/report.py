@@ -9,6 +9,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from router.app.matrix import grid
+
 COLUMNS = (
     ("requests", "requests", "{:d}"),
     ("tokens", "tokens", "{:d}"),
@@ -47,6 +49,12 @@ def render(result: Mapping[str, Any], title: str = "polydraft replay") -> str:
         domains={name: _cells(row) for name, row in result["domains"].items()},
         labels={name: _cells(row) for name, row in result["labels"].items()},
         speculation={name: _speculated(row) for name, row in result.get("speculation", {}).items()},
+        sources=[
+            [domain, name, *_earned(row)]
+            for domain, rows in result.get("sources", {}).items()
+            for name, row in rows.items()
+        ],
+        matrices={kind: grid(rows) for kind, rows in result.get("matrix", {}).items() if rows},
         events=[_event(event) for event in result["events"]],
         confusion=confusion,
         confusion_domains=list(dict.fromkeys(d for row in confusion.values() for d in row)),
@@ -141,6 +149,17 @@ def _speculated(row: Mapping[str, Any]) -> list[str]:
         "–" if realised is None else f"{realised:.2f}×",
         f"{row['plain_share']:.0%}",
         ", ".join(f"{reason} {share:.0%}" for reason, share in reasons if share >= 0.005),
+    ]
+
+
+def _earned(row: Mapping[str, Any]) -> list[str]:
+    """Cells of a source in a domain: nodes proposed and accepted, acceptance, share, gain."""
+    return [
+        str(row["proposed_tokens"]),
+        str(row["accepted_tokens"]),
+        f"{row['acceptance_rate']:.3f}",
+        f"{row['share']:.0%}",
+        f"{row['gain']:.2f}",
     ]
 
 

@@ -165,7 +165,7 @@ class ServingEngine(Protocol):
         ...
 
     def stats(self) -> dict[str, Any]:
-        """Statistics: ``overall``, ``domains``, ``routing``, ``learning``, ``events``, ``timeline``."""
+        """Statistics: ``overall``, ``domains``, ``routing``, ``learning``, ``matrix``, ``events``, …"""
         ...
 
     def domains(self) -> list[dict[str, Any]]:

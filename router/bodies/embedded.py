@@ -344,6 +344,7 @@ class Engine:
         extras = {str(row["name"]): row for row in self.domains()}
         report = self.stats_of.snapshot(extras, list(extras))
         report["learning"] = self.costs.as_dict()
+        report["matrix"] = self.parts.matrix()
         report["running"], report["waiting"] = len(self.core.rows), len(self.core.intake)
         report["prefix_cache"] = self.core.prefixes.as_dict()
         report["k"] = {

@@ -144,6 +144,8 @@ class FakeEngine:
         self.modes: list[dict[str, Any]] = []
         self.mode: dict[str, Any] = {"sources": None, "learn": True, "k": None}
         self.events: list[dict[str, Any]] = []
+        self.matrix: dict[str, Any] = {}
+        self.sources: dict[str, Any] = {}
         self.closed = 0
         self.model = FakeModel(lambda ids: encode(self.answer(self.decode_prompt(ids))))
         self.ids = itertools.count()
@@ -308,7 +310,8 @@ class FakeEngine:
     def stats(self) -> dict[str, Any]:
         return {
             "overall": {},
-            "domains": {name: {"requests": 0} for name in self.registered},
+            "domains": {name: {"requests": 0, "sources": self.sources} for name in self.registered},
+            "matrix": self.matrix,
             "routing": {},
             "running": self.running,
             "waiting": 0,

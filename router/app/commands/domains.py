@@ -72,12 +72,20 @@ def remove(name: Annotated[str, typer.Argument(help="Domain to forget.")], url: 
     typer.echo(f"removed {name}")
 
 
-def stats(url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+def stats(
+    url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
+    matrix: Annotated[
+        bool, typer.Option("--matrix", help="Show how each domain's draft does on every domain's text.")
+    ] = False,
+) -> None:
     """Show acceptance, speed, learning and events of the running server.
 
     [bold]Examples[/bold]
 
     [cyan]polydraft stats[/cyan]
+
+    [cyan]polydraft stats --matrix[/cyan]
 
     [cyan]polydraft stats --json | jq .domains[/cyan]
     """
@@ -87,6 +95,9 @@ def stats(url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
     figures = client.stats()
     if as_json:
         _print_json(figures)
+        return
+    if matrix:
+        _print_matrices(figures.get("matrix", {}))
         return
     _print_table(client.domains())
     learning = figures.get("learning", {})
@@ -116,6 +127,18 @@ def _print_json(content: Any) -> None:
     import json
 
     typer.echo(json.dumps(content, indent=2, ensure_ascii=False))
+
+
+def _print_matrices(matrices: dict[str, Any]) -> None:
+    from rich.console import Console
+
+    from router.app.matrix import matrix_table
+
+    shown = {kind: rows for kind, rows in matrices.items() if rows}
+    if not shown:
+        typer.echo("nothing was compared yet: answers are scored while drafts learn")
+    for kind, rows in shown.items():
+        Console().print(matrix_table(kind, rows))
 
 
 def _print_table(rows: list[dict[str, Any]]) -> None:
