@@ -31,7 +31,8 @@ class Registry:
 
     Args:
         directory: Where versions persist; ``None`` keeps them in memory only.
-        keep: Versions kept per domain, the served one and (from 2) its parent always among them.
+        keep: Versions kept per domain, the served one, its parent (from 2) and the one served before (from
+            3) always among them.
     """
 
     def __init__(self, directory: Path | None = None, keep: int = 5) -> None:

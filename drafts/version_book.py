@@ -39,11 +39,17 @@ class Book:
         return replace(self, served={**self.served, version.domain: version})
 
     def taking(self, versions: Sequence[Version], served: Version, keep: int) -> Book:
-        """With new versions of one domain, ``served`` among them; of all, ``keep`` stay."""
+        """With new versions of one domain, ``served`` among them; of all, ``keep`` stay.
+
+        Those are the served one, its parent, what was served until now (so that a rollback leads there) and
+        then the newest.
+        """
         domain = served.domain
+        until_now = self.served.get(domain, served)
+        needed = [n for n in (served.number, served.parent, until_now.number) if n is not None]
         kept = {**self.kept.get(domain, {}), **{version.number: version for version in versions}}
         following = {**self.following, domain: max(version.number for version in versions) + 1}
-        kept = _pruned(kept, served, keep)
+        kept = _pruned(kept, list(dict.fromkeys(needed))[:keep], keep)
         return replace(self.serving(served), kept={**self.kept, domain: kept}, following=following)
 
     def without(self, domain: str) -> Book:
@@ -112,8 +118,7 @@ def restore(files: VersionFiles) -> tuple[Book, dict[str, int]]:
     return book, lost
 
 
-def _pruned(kept: dict[int, Version], served: Version, keep: int) -> dict[int, Version]:
-    needed = {served.number, served.parent} if keep > 1 else {served.number}
+def _pruned(kept: dict[int, Version], needed: Sequence[int], keep: int) -> dict[int, Version]:
     others = sorted(number for number in kept if number not in needed)
     gone = others[: max(0, len(kept) - keep)]
     return {number: version for number, version in kept.items() if number not in gone}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from osd.types import Assignment, FinishReason, Round, TokenLogprob
+from router.bodies.versions import DomainVersions
 
 Message = Mapping[str, Any]
 """A chat message with ``role`` and ``content``, as the OpenAI API has it."""
@@ -162,6 +163,11 @@ class ServingEngine(Protocol):
     @property
     def special_token_ids(self) -> frozenset[int]:
         """Tokens that an answer's text leaves out."""
+        ...
+
+    @property
+    def versions(self) -> DomainVersions:
+        """Versions of the domains' experts."""
         ...
 
     def stats(self) -> dict[str, Any]:

@@ -54,6 +54,13 @@ def test_of_more_versions_than_are_kept_the_served_one_stays(exported: Path, tmp
     assert len(list((tmp_path / "few" / "sums").iterdir())) == 2
 
 
+def test_a_rollback_leads_back_to_what_was_served_before_the_import(exported: Path) -> None:
+    registry = published(Registry(keep=3), 2, "sums")
+    registry.import_file(exported, "sums")
+    assert [(v.number, v.parent) for v in registry.versions("sums")] == [(1, 0), (2, 1), (3, 2)]
+    assert (registry.rollback("sums").number, registry.rollback("sums").number) == (2, 1)
+
+
 def changed(path: Path, **values: object) -> None:
     """Write the file again, sealed, with other metadata or tensors."""
     import json

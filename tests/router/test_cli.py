@@ -52,6 +52,10 @@ def test_every_command_explains_itself_with_an_example() -> None:
         ["domains", "list"],
         ["domains", "add"],
         ["domains", "remove"],
+        ["domains", "versions"],
+        ["domains", "rollback"],
+        ["domains", "export"],
+        ["domains", "import"],
         ["config", "check"],
         ["config", "schema"],
     ):
