@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -13,7 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-from drafts.errors import CheckpointError
+from drafts.errors import CheckpointError, UnflushedError
 
 _PROCESS = secrets.token_hex(4)
 """Tells this process's unfinished files from those of one that was killed."""
@@ -74,11 +75,12 @@ def write_atomically(path: Path, data: bytes) -> None:
     """Replace ``path`` with ``data``; an existing file keeps its mode bits.
 
     Raises:
+        UnflushedError: The file is in place, but a power cut may still undo that.
         CheckpointError: The file cannot be written; ``path`` is unchanged then.
     """
     temporary = path.with_name(f".{path.name}.{_PROCESS}.{secrets.token_hex(4)}.tmp")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         with temporary.open("xb") as file:
             file.write(data)
             file.flush()
@@ -86,10 +88,22 @@ def write_atomically(path: Path, data: bytes) -> None:
                 os.fchmod(file.fileno(), path.stat().st_mode & 0o7777)
             os.fsync(file.fileno())
         temporary.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise CheckpointError(f"{path}: cannot be written: {error}") from error
+    try:
         flush_folder(path.parent)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise CheckpointError(f"{path}: cannot be written: {error}") from error
+        raise UnflushedError(f"{path}: written, but not flushed: {error}") from error
+
+
+def make_folder(folder: Path) -> None:
+    """Make ``folder`` and what is missing above it, so that they survive a power cut with their files."""
+    if not folder.is_dir():
+        make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+        flush_folder(folder.parent)
 
 
 def flush_folder(folder: Path) -> None:

@@ -83,6 +83,19 @@ class ExportError(PolydraftError):
         super().__init__(f"export of {domain} as {form}: {reason}")
 
 
+class UnflushedError(CheckpointError):
+    """A file is in place, but flushing its folder failed: a power cut may bring the old one back."""
+
+    code = "unflushed"
+
+
+class VersionsFileError(CheckpointError):
+    """An exported file of versions that cannot be imported; names the file and the reason."""
+
+    status = 400
+    code = "versions_file"
+
+
 class IntegrityError(PolydraftError):
     """Internal books that do not balance; the message shows both sides of the broken equation."""
 

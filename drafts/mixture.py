@@ -19,9 +19,9 @@ from drafts.errors import InvalidValueError
 from drafts.kinds.base import DraftRow, MemorySource, NeuralSource, Source
 from drafts.ledger import Ledger
 from drafts.proposal import Price, Proposal
-from drafts.registry import Swap
 from drafts.regret import DEPTHS, RegretBook
 from drafts.tree import TreeGrower
+from drafts.version import Swap
 from drafts.versions import VersionFollower
 
 MAX_NODES = 24

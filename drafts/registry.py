@@ -5,66 +5,34 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from drafts.checkpoint import checksum
-from drafts.errors import CheckpointError, InvalidValueError, UnknownNameError
-from drafts.version_checks import check_domain_name, check_finite, check_same_form
+from drafts.errors import CheckpointError, InvalidValueError, UnflushedError, UnknownNameError
+from drafts.version import Version
+from drafts.version_book import Book, restore, sweep
+from drafts.version_checks import check_domain_name, check_finite, check_same_form, check_share
 from drafts.version_files import VersionFiles
+from drafts.version_transfer import continued, read_export, write_export
 
 logger = logging.getLogger(__name__)
-
-_EVENTS_KEPT = 1000
-
-
-@dataclass(frozen=True)
-class Version:
-    """One immutable version of a domain's expert.
-
-    Attributes:
-        domain: The domain it belongs to.
-        number: 0 for what the domain was born with, then 1, 2, … in order of publication.
-        tensors: The weights by name.
-        parent: Number of the version it was trained from, ``None`` at birth.
-        reason: Why it was published.
-        score: Held-back acceptance it was published with, ``None`` if never scored.
-        created: Unix time, seconds.
-    """
-
-    domain: str
-    number: int
-    tensors: dict[str, torch.Tensor]
-    parent: int | None
-    reason: str
-    score: float | None
-    created: float
-
-
-@dataclass(frozen=True)
-class Swap:
-    """The engine has begun to serve another version of ``domain``'s expert at a step border."""
-
-    domain: str
-    old: int
-    new: int
-    reason: str
-    numbers: dict[str, float] = field(default_factory=dict)
 
 
 class Registry:
     """Versions of every domain, which one is served, and why.
 
     Safe from any thread: writers take turns, readers never wait (every change replaces whole maps). A
-    version is on disk before it is served, so what is served survives a restart.
+    version is on disk before it is served, so what is served survives a restart. Every change is one
+    replacement of the index, which names all there is; files that it does not name are swept away.
 
     Args:
         directory: Where versions persist; ``None`` keeps them in memory only.
-        keep: Versions kept per domain, the served one and (from 2) its parent always among them.
+        keep: Versions kept per domain, the served one, its parent (from 2) and the one served before (from
+            3) always among them.
     """
 
     def __init__(self, directory: Path | None = None, keep: int = 5) -> None:
@@ -73,10 +41,7 @@ class Registry:
         self.keep = keep
         self._files = VersionFiles(directory)
         self._writing = threading.RLock()
-        self._kept: dict[str, dict[int, Version]] = {}
-        self._served: dict[str, Version] = {}
-        self._next: dict[str, int] = {}
-        self._events: list[dict[str, Any]] = []
+        self._book = Book()
         self._serial = 0
         self._restore()
 
@@ -87,19 +52,19 @@ class Registry:
 
     def domains(self) -> list[str]:
         """Domains that have a version, sorted."""
-        return sorted(self._served)
+        return sorted(self._book.served)
 
     def current(self, domain: str) -> Version | None:
         """The served version, ``None`` before anything was published."""
-        return self._served.get(domain)
+        return self._book.served.get(domain)
 
     def versions(self, domain: str) -> list[Version]:
         """Kept versions, oldest first."""
-        return [version for _, version in sorted(self._kept.get(domain, {}).items())]
+        return [version for _, version in sorted(self._book.kept.get(domain, {}).items())]
 
     def get(self, domain: str, number: int) -> Version:
         """One kept version; :class:`UnknownNameError` lists the others."""
-        kept = self._kept.get(domain)
+        kept = self._book.kept.get(domain)
         if kept is None:
             raise UnknownNameError("domain", domain, self.domains())
         if number not in kept:
@@ -136,10 +101,11 @@ class Registry:
             base = self.current(domain) if parent is None else self.get(domain, parent)
             if base is not None:
                 check_same_form(f"{domain}.tensors", copies, base.tensors)
-            number, origin = self._next.get(domain, 0), None if base is None else base.number
+            number, origin = self._book.following.get(domain, 0), None if base is None else base.number
             version = Version(domain, number, copies, origin, reason, score, time.time())
-            figures = {} if score is None else {"score": score}
-            self._adopt(version, "publish", reason, parent=origin, **figures)
+            figures: dict[str, Any] = {"parent": origin, **({} if score is None else {"score": score})}
+            book = self._book.taking([version], version, self.keep)
+            self._adopt([version], book.noting("publish", version, reason, **figures))
             return version
 
     def rollback(self, domain: str, to: int | None = None, reason: str = "rolled back") -> Version:
@@ -152,9 +118,8 @@ class Registry:
         with self._writing:
             served = self._known(domain)
             target = self._before(served) if to is None else self.get(domain, to)
-            self._commit(
-                {**self._served, domain: target}, "rollback", target, reason, rolled_back=served.number
-            )
+            book = self._book.serving(target)
+            self._commit(book.noting("rollback", target, reason, rolled_back=served.number))
             return target
 
     def clone(self, parent_domain: str, new_domain: str) -> Version:
@@ -162,23 +127,116 @@ class Registry:
         check_domain_name(new_domain)
         with self._writing:
             parent = self._known(parent_domain)
-            if new_domain in self._served:
+            if new_domain in self._book.served:
                 raise InvalidValueError("domain", new_domain, "a domain that has no version yet")
             reason = f"inherited from {parent_domain} v{parent.number}"
             tensors = {name: tensor.clone() for name, tensor in parent.tensors.items()}
-            number = self._next.get(new_domain, 0)
+            number = self._book.following.get(new_domain, 0)
             version = Version(new_domain, number, tensors, None, reason, parent.score, time.time())
-            self._adopt(version, "clone", reason, parent_domain=parent_domain, parent=parent.number)
+            book = self._book.taking([version], version, self.keep)
+            origin: dict[str, Any] = {"parent_domain": parent_domain, "parent": parent.number}
+            self._adopt([version], book.noting("clone", version, reason, **origin))
             return version
 
     def drop(self, domain: str) -> None:
         """Forget a domain and delete its files; its events stay."""
         with self._writing:
             version = self._known(domain)
-            served = {name: v for name, v in self._served.items() if name != domain}
-            self._commit(served, "drop", version, "dropped")
-            self._kept = {name: v for name, v in self._kept.items() if name != domain}
-            self._files.remove_domain(domain)
+            self._commit(self._book.without(domain).noting("drop", version, "dropped"))
+
+    def merge(self, into: str, other: str, acceptance: Mapping[str, float]) -> Version:
+        """Make one draft of two: the better one serves ``into``, ``other`` is gone; all in one step.
+
+        Weights of the two are never averaged: nothing says that experts trained apart are good in between.
+
+        Args:
+            into: The domain that stays; on equal figures it keeps its own expert.
+            other: The domain that goes.
+            acceptance: By domain, what its served expert was measured to reach on both domains' records.
+
+        Returns:
+            What serves ``into`` now: its version until now, or a new one with the other's weights.
+
+        Raises:
+            UnknownNameError: One of them has no version.
+            InvalidValueError: The two are one, a figure is missing or no share, or the forms differ.
+            CheckpointError: The change cannot be written.
+        """
+        with self._writing:
+            mine, theirs = self._known(into), self._known(other)
+            if into == other:
+                raise InvalidValueError("other", other, "a domain other than the one it is merged into")
+            for name in (into, other):
+                check_share(f"acceptance.{name}", acceptance.get(name))
+            ours, others = acceptance[into], acceptance[other]
+            check_same_form(f"{other}.tensors", theirs.tensors, mine.tensors)
+            best = theirs if others > ours else mine
+            reason = f"the expert of {best.domain} serves {into} and {other}: {ours:.3f} against {others:.3f}"
+            figures = {"merged": other, "better": best.domain, "acceptance": {into: ours, other: others}}
+            book = self._book.without(other)
+            if best is mine:
+                self._commit(book.noting("merge", mine, reason, **figures))
+                return mine
+            tensors = {name: tensor.clone() for name, tensor in theirs.tensors.items()}
+            number = book.following[into]
+            version = Version(into, number, tensors, mine.number, reason, others, time.time())
+            book = book.taking([version], version, self.keep)
+            self._adopt([version], book.noting("merge", version, reason, **figures))
+            return version
+
+    def export(self, domain: str, path: Path, trunk: str | None = None) -> None:
+        """Write a domain's kept versions to one file that needs nothing else (:meth:`import_file`).
+
+        Args:
+            domain: The domain.
+            path: The file; replaced if there.
+            trunk: Fingerprint of the trunk that the experts belong to, if they belong to one.
+
+        Raises:
+            UnknownNameError: The domain has no version.
+            CheckpointError: The file cannot be written.
+        """
+        with self._writing:
+            served, versions = self._known(domain), self.versions(domain)
+        write_export(path, versions, served.number, trunk)
+
+    def import_file(
+        self,
+        path: Path,
+        domain: str | None = None,
+        *,
+        trunk: str | None = None,
+        check: Callable[[dict[str, torch.Tensor]], None] = lambda tensors: None,
+    ) -> Version:
+        """Serve the versions of a file that :meth:`export` wrote, after those a domain has already.
+
+        Numbers go on where the domain's end; a version whose parent is not in the file descends from the one
+        served until now, so that a rollback leads back to it.
+
+        Args:
+            path: The file.
+            domain: The domain that takes them; the file's own if not given.
+            trunk: Fingerprint of this deployment's trunk; a file that names another is refused.
+            check: Raises a :class:`~drafts.errors.PolydraftError` for weights that cannot be served.
+
+        Returns:
+            The version that is served now.
+
+        Raises:
+            VersionsFileError: The file is damaged, of another form, or holds values that are not finite.
+            InvalidValueError: ``domain`` is no name of a domain.
+            CheckpointError: The versions cannot be written.
+        """
+        found = read_export(path, trunk, check)
+        domain = found.domain if domain is None else domain
+        check_domain_name(domain)
+        with self._writing:
+            following = self._book.following.get(domain, 0)
+            versions, served = continued(path, found, domain, following, self.current(domain))
+            reason = f"imported {len(versions)} versions of {found.domain}"
+            book = self._book.taking(versions, served, self.keep)
+            self._adopt(versions, book.noting("import", served, reason, file=path.name))
+            return served
 
     def checksum(self, version: Version) -> str:
         """SHA-256 of a version's tensors; equal for equal weights by whatever path they came."""
@@ -186,13 +244,13 @@ class Registry:
 
     def events(self) -> list[dict[str, Any]]:
         """What changed, oldest first: ``kind, domain, number, reason, time`` and the kind's own figures."""
-        return [dict(event) for event in self._events]
+        return [dict(event) for event in self._book.events]
 
     def lineage(self, domain: str) -> list[dict[str, Any]]:
         """Kept versions as plain values, oldest first."""
         served = self.current(domain)
         return [
-            {**_metadata(v), "served": v is served, "checksum": self.checksum(v)}
+            {**v.metadata(), "served": v is served, "checksum": self.checksum(v)}
             for v in self.versions(domain)
         ]
 
@@ -203,7 +261,7 @@ class Registry:
         return version
 
     def _before(self, served: Version) -> Version:
-        kept = self._kept[served.domain]
+        kept = self._book.kept[served.domain]
         if served.parent in kept:
             return kept[served.parent]
         earlier = [number for number in kept if number < served.number]
@@ -212,75 +270,38 @@ class Registry:
             raise InvalidValueError(field_name, served.number, "a version with an earlier one still kept")
         return kept[max(earlier)]
 
-    def _adopt(self, version: Version, kind: str, reason: str, **figures: Any) -> None:
-        """Write, serve, prune: a failure before the index is written leaves everything as it was."""
-        domain, number = version.domain, version.number
-        self._files.save(domain, number, version.tensors, _metadata(version))
-        kept, following = self._kept, self._next
-        self._kept = {**kept, domain: {**kept.get(domain, {}), number: version}}
-        self._next = {**following, domain: number + 1}
+    def _adopt(self, versions: Sequence[Version], book: Book) -> None:
+        """Write new versions that ``book`` keeps, then commit: a failure on the way changes nothing."""
+        added = [v for v in versions if v.number in book.kept[v.domain]]
         try:
-            self._commit({**self._served, domain: version}, kind, version, reason, **figures)
+            for version in added:
+                self._files.save(version.domain, version.number, version.tensors, version.metadata())
+            self._commit(book)
         except CheckpointError:
-            self._kept, self._next = kept, following
-            self._files.remove(domain, number)
+            for version in added:
+                self._files.remove(version.domain, version.number)
             raise
-        self._prune(domain)
 
-    def _commit(
-        self, served: dict[str, Version], kind: str, version: Version, reason: str, **figures: Any
-    ) -> None:
-        """The moment of change: the index on disk first, then memory."""
-        event = {"kind": kind, "domain": version.domain, "number": version.number, "reason": reason}
-        events = [*self._events[1 - _EVENTS_KEPT :], {**event, "time": time.time(), **figures}]
-        numbers = {domain: v.number for domain, v in served.items()}
-        self._files.save_index({"served": numbers, "next": self._next, "events": events})
-        self._served, self._events = served, events
+    def _commit(self, book: Book) -> None:
+        """The moment of change: the index on disk, then memory, then files that it no longer names."""
+        flushed = True
+        try:
+            self._files.save_index(book.index())
+        except UnflushedError as error:
+            logger.warning("%s; what the index before it names stays on disk", error)
+            flushed = False
+        before, self._book = self._book, book
         self._serial += 1
-
-    def _prune(self, domain: str) -> None:
-        kept, served = self._kept[domain], self._served[domain]
-        needed = {served.number, served.parent} if self.keep > 1 else {served.number}
-        others = sorted(number for number in kept if number not in needed)
-        gone = others[: max(0, len(kept) - self.keep)]
-        self._kept = {**self._kept, domain: {n: v for n, v in kept.items() if n not in gone}}
-        for number in gone:
-            self._files.remove(domain, number)
+        if flushed:
+            sweep(self._files, before, book)
 
     def _restore(self) -> None:
-        """Serve what was served before, or the last good version before it (case B26)."""
-        index = self._files.load_index()
-        wanted: dict[str, int] = {}
-        if index is not None:
-            self._events, self._next = index["events"], index["next"]
-        for domain in self._files.domains():
-            if index is not None and domain not in index["served"]:
-                logger.warning("removed versions of %s, which is not in the index", domain)
-                self._files.remove_domain(domain)
-                continue
-            loaded = self._files.load_domain(domain)
-            versions = {m["number"]: Version(domain, tensors=tensors, **m) for tensors, m in loaded}
-            if not versions:
-                logger.error("no version of domain %s can be read; it starts anew", domain)
-                continue
-            self._kept[domain] = versions
-            self._next[domain] = max(self._next.get(domain, 0), max(versions) + 1)
-            wanted[domain] = max(versions) if index is None else index["served"][domain]
-            number = max((n for n in versions if n <= wanted[domain]), default=min(versions))
-            self._served[domain] = versions[number]
-        for domain, number in wanted.items():
-            version = self._served[domain]
-            if version.number != number:
-                reason = f"version {number} could not be read"
-                logger.error("domain %s: %s; serving version %d", domain, reason, version.number)
-                self._commit(self._served, "fallback", version, reason, wanted=number)
-
-
-def _metadata(version: Version) -> dict[str, Any]:
-    return {
-        "number": version.number,
-        "parent": version.parent,
-        "reason": version.reason,
-        "score": version.score,
-        "created": version.created,
-    }
+        """Serve what was served before, or the last good version before it; a full disk stops nothing."""
+        self._book, lost = restore(self._files)
+        for domain, wanted in lost.items():
+            version, reason = self._book.served[domain], f"version {wanted} could not be read"
+            logger.error("domain %s: %s; serving version %d", domain, reason, version.number)
+            try:
+                self._commit(self._book.noting("fallback", version, reason, wanted=wanted))
+            except CheckpointError as error:
+                logger.error("%s", error)

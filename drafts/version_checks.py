@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 
@@ -43,3 +44,9 @@ def check_finite(field: str, tensors: Mapping[str, torch.Tensor]) -> None:
     for name, tensor in tensors.items():
         if not bool(torch.isfinite(tensor).all()):
             raise InvalidValueError(f"{field}.{name}", "NaN or infinite values", "finite values only")
+
+
+def check_share(field: str, value: object) -> None:
+    """Raise unless ``value`` is a number from 0 to 1."""
+    if not isinstance(value, int | float) or not math.isfinite(value) or not 0.0 <= value <= 1.0:
+        raise InvalidValueError(field, value, "a share, 0 to 1")

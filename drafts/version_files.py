@@ -10,7 +10,14 @@ from typing import Any
 
 import torch
 
-from drafts.checkpoint import clean_leftovers, flush_folder, load_tensors, save_tensors, write_atomically
+from drafts.checkpoint import (
+    clean_leftovers,
+    flush_folder,
+    load_tensors,
+    make_folder,
+    save_tensors,
+    write_atomically,
+)
 from drafts.errors import CheckpointError
 from drafts.version_checks import is_domain_name
 
@@ -30,7 +37,7 @@ class VersionFiles:
     def __init__(self, directory: Path | None) -> None:
         self.directory = directory
         if directory is not None:
-            directory.mkdir(parents=True, exist_ok=True)
+            make_folder(directory)
             for path in clean_leftovers(directory):
                 logger.warning("removed unfinished file %s", path)
 
@@ -47,15 +54,21 @@ class VersionFiles:
             save_tensors(self.path(domain, number), tensors, {"version": json.dumps(metadata)})
 
     def remove(self, domain: str, number: int) -> None:
-        """Delete one version's file."""
+        """Delete one version's file; what cannot be deleted is logged, as nothing names it any more."""
         if self.directory is not None:
-            self.path(domain, number).unlink(missing_ok=True)
+            try:
+                self.path(domain, number).unlink(missing_ok=True)
+            except OSError as error:
+                logger.warning("version %d of %s is left on disk: %s", number, domain, error)
 
     def remove_domain(self, domain: str) -> None:
-        """Delete a domain's folder."""
+        """Delete a domain's folder; what cannot be deleted is logged, as nothing names it any more."""
         if self.directory is not None and (self.directory / domain).exists():
-            shutil.rmtree(self.directory / domain)
-            flush_folder(self.directory)
+            try:
+                shutil.rmtree(self.directory / domain)
+                flush_folder(self.directory)
+            except OSError as error:
+                logger.warning("files of domain %s are left on disk: %s", domain, error)
 
     def load_domain(self, domain: str) -> list[tuple[dict[str, torch.Tensor], dict[str, Any]]]:
         """Tensors and metadata of every good version of a domain, oldest first."""
@@ -82,7 +95,7 @@ class VersionFiles:
         return sorted(name for name in found if is_domain_name(name))
 
     def save_index(self, index: dict[str, Any]) -> None:
-        """Write which version each domain serves, the next numbers, and the events."""
+        """Write which versions each domain has and serves, the next numbers, and the events."""
         if self.directory is not None:
             write_atomically(self.directory / INDEX, json.dumps(index, indent=1).encode())
 
@@ -93,10 +106,11 @@ class VersionFiles:
         path = self.directory / INDEX
         try:
             index = json.loads(path.read_bytes())
-            wanted = {"served": dict, "next": dict, "events": list}
+            index.setdefault("kept", {})
+            wanted = {"served": dict, "kept": dict, "next": dict, "events": list}
             if not all(isinstance(index[name], kind) for name, kind in wanted.items()):
-                raise ValueError("served, next or events has the wrong type")
-        except (OSError, ValueError, KeyError, TypeError) as error:
+                raise ValueError("served, kept, next or events has the wrong type")
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             self._set_aside(path, error)
             return None
         return {name: index[name] for name in wanted}
@@ -105,7 +119,10 @@ class VersionFiles:
     def _set_aside(path: Path, error: Exception) -> None:
         aside = path.with_name(path.name + ".corrupt")
         logger.error("set aside %s as %s: %s", path, aside.name, error)
-        path.replace(aside)
+        try:
+            path.replace(aside)
+        except OSError as problem:
+            logger.error("%s stays where it is: %s", path, problem)
 
 
 def read_served(directory: Path) -> dict[str, int]:

@@ -9,7 +9,8 @@ from typing import Protocol
 import torch
 
 from drafts.errors import PolydraftError
-from drafts.registry import Registry, Swap
+from drafts.registry import Registry
+from drafts.version import Swap
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from drafts.kinds.base import DraftRow
 from drafts.proposal import Price, Proposal
-from drafts.registry import Swap
+from drafts.version import Swap
 from osd.types import Assignment, FinishedRecord, GenerationRequest
 
 

@@ -11,6 +11,7 @@ from typing import ClassVar
 import torch
 
 from drafts.config import NgramConfig
+from drafts.cross import CrossAcceptance
 from drafts.kinds.base import DraftRow, Guess, MemorySource
 from drafts.memory import Memory, context_keys
 
@@ -44,6 +45,7 @@ class NgramSource(MemorySource):
     def __init__(self, config: NgramConfig | None = None, base: str = "base") -> None:
         self.config = config or NgramConfig()
         self.base = base
+        self.cross = CrossAcceptance()
         self._memories: dict[str, Memory] = {}
         self.add_domain(base)
 
@@ -59,8 +61,9 @@ class NgramSource(MemorySource):
         return [guess for guess in found if guess[1] >= 0.5 * self.config.floor]
 
     def finish(self, row: DraftRow) -> None:
-        """Learn the request's answer in one pass, if it may be stored."""
+        """Compare memories on the request's answer, then learn it in one pass, if it may be stored."""
         if row.store:
+            self._compare(row)
             self.teach(row.domain, row.tokens, row.prompt_length)
 
     def teach(self, domain: str, tokens: Sequence[int], prompt_length: int) -> None:
@@ -108,6 +111,7 @@ class NgramSource(MemorySource):
 
     def drop_domain(self, domain: str) -> None:
         """Forget a domain's memory; the base domain's stays."""
+        self.cross.forget(domain)
         if domain != self.base:
             self._memories.pop(domain, None)
 
@@ -138,6 +142,24 @@ class NgramSource(MemorySource):
             "followers": memory.followers,
             "bytes": memory.bytes,
         }
+
+    def _compare(self, row: DraftRow) -> None:
+        """Ask the domain's memory, and one other's, for the token at a few positions of the answer.
+
+        Each speaks for itself, without the request's own text; silence counts as wrong.
+        """
+        other = self.cross.another(row.domain, list(self._memories))
+        if other is None or row.domain not in self._memories or row.output_length < 1:
+            return
+        ends = [row.prompt_length + at for at in self.cross.sample(row.output_length)]
+        for name in (row.domain, other):
+            memory = self._memories[name]
+            views = [(memory.contexts, 1.0 / memory.unit, 1.0)]
+            right = 0
+            for end in ends:
+                text = row.tokens[max(0, end - self.config.max_order) : end]
+                right += self._walk(text, views, 1) == [row.tokens[end]]
+            self.cross.add(name, row.domain, right, len(ends))
 
     def _memory(self, domain: str) -> Memory | None:
         return self._memories.get(self.base if self.config.shared else domain)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -83,6 +84,20 @@ class DomainBuffer:
             ]
         chosen = self._random.choices(self.training, weights, k=count)
         return [(record, self._random.randrange(record.size)) for record in chosen]
+
+    def absorb(self, other: DomainBuffer) -> None:
+        """Take another domain's records too, by age; what was held back stays held back."""
+        held = {id(record) for record in (*self.held, *other.held)}
+        records = [*self.training, *self.held, *other.training, *other.held]
+        records.sort(key=lambda record: record.created)
+        self.arrived += other.arrived
+        self.training, self.held = [], []
+        for number, record in enumerate(records, start=self.arrived - len(records)):
+            side = self.held if id(record) in held else self.training
+            side.append(replace(record, number=number))
+        del self.held[: -self.config.held_records]
+        if records:
+            self.expire(records[-1].created)
 
     def purge(self) -> None:
         """Forget every record."""

@@ -43,6 +43,11 @@ class Pending:
     greedy: bool
     boundaries: tuple[int, ...]
 
+    @property
+    def emitted(self) -> torch.Tensor:
+        """int64 ``[P]``, the tokens at the chosen positions."""
+        return torch.tensor(self.tokens)[self.prompt_length + self.positions]
+
 
 def pending(record: FinishedRecord, config: BufferConfig) -> Pending | None:
     """Cut a finished request to its window; ``None`` when it teaches nothing.
@@ -89,7 +94,6 @@ def make_record(
     """The buffer's record of a scored request; ``None`` if features or evidence are not finite (case A29)."""
     if not bool(torch.isfinite(hidden).all() & torch.isfinite(item.top_logprobs.float().exp()).all()):
         return None
-    emitted = torch.tensor(item.tokens)[item.prompt_length + item.positions]
     return BufferRecord(
         number=number,
         created=time.time(),
@@ -97,7 +101,7 @@ def make_record(
         greedy=item.greedy,
         positions=item.positions.int(),
         hidden=hidden.cpu(),
-        emitted=emitted.int(),
+        emitted=item.emitted.int(),
         top_ids=item.top_ids.cpu(),
         top_logprobs=item.top_logprobs.cpu(),
         right=right.cpu(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from drafts.bank import Expert
@@ -80,6 +81,14 @@ class DomainLearning:
         records = self.buffer.training[-16:]
         agreement = sum(r.agreement for r in records) / max(1, len(records))
         return self.since_update * (1.0 - agreement)
+
+    def live_state(self) -> dict[str, list[int]]:
+        """Agreement by version, as JSON."""
+        return {str(version): list(vars(seen).values()) for version, seen in self.live.items()}
+
+    def load_live(self, state: Mapping[str, Sequence[int]]) -> None:
+        """Restore :meth:`live_state`."""
+        self.live = {int(version): Agreement(*seen) for version, seen in state.items()}
 
     def figures(self) -> dict[str, object]:
         """For the statistics."""

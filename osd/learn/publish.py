@@ -7,11 +7,15 @@ from typing import Protocol
 
 import torch
 
-from drafts.registry import Version
+from drafts.version import Version
 
 
 class Publisher(Protocol):
     """Publishes versions atomically and can take the newest one back (``drafts.registry.Registry``)."""
+
+    def domains(self) -> list[str]:
+        """Domains that have a version."""
+        ...
 
     def publish(
         self,
@@ -27,6 +31,10 @@ class Publisher(Protocol):
 
     def current(self, domain: str) -> Version | None:
         """The version to serve, ``None`` before the first."""
+        ...
+
+    def merge(self, into: str, other: str, acceptance: Mapping[str, float]) -> Version:
+        """Serve ``into`` with the better of two experts; ``other`` is gone."""
         ...
 
     def rollback(self, domain: str) -> Version:

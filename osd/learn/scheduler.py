@@ -12,12 +12,13 @@ import torch
 
 from drafts.bank import Expert
 from drafts.errors import PolydraftError
-from drafts.registry import Version
+from drafts.version import Version
 from osd.learn.budget import Budget
 from osd.learn.buffer import DomainBuffer
 from osd.learn.config import LearnConfig
+from osd.learn.cross import CrossScorer
 from osd.learn.distill import Pending, encode, is_right, make_record, pending, score
-from osd.learn.domain import Agreement, DomainLearning
+from osd.learn.domain import DomainLearning
 from osd.learn.head import TrainableHead
 from osd.learn.losses import draft_index
 from osd.learn.publish import Publisher
@@ -40,8 +41,9 @@ class LearningScheduler:
     """Implements ``osd.ports.Worker`` and ``osd.ports.Observer``. All of it runs on the engine's thread.
 
     A request is scored with the served version *before* it may train anything, so agreement per version is
-    an honest forecast (prequential evaluation). Then the domain with most to gain, by traffic times
-    headroom, is updated, judged by the guard and published.
+    an honest forecast (prequential evaluation), and at a few positions with the served version of one other
+    domain, for the cross-acceptance matrix. Then the domain with most to gain, by traffic times headroom, is
+    updated, judged by the guard and published.
 
     Args:
         head: The draft that learns.
@@ -67,6 +69,7 @@ class LearningScheduler:
         self.overrides = dict(overrides or {})
         self.on_event = on_event
         self.budget = Budget(config.budget_share)
+        self.cross = CrossScorer(head, self._experts, self.served, config.seed)
         self.domains: dict[str, DomainLearning] = {}
         self.counts = {
             "updates": 0,
@@ -81,7 +84,7 @@ class LearningScheduler:
         self._scoring: _Scoring | None = None
         self._update: Update | None = None
         self._train_next = False
-        self._to_draft = draft_index(head.token_ids, head.vocab_size)
+        self.to_draft = draft_index(head.token_ids, head.vocab_size)
 
     def take(self, record: FinishedRecord) -> None:
         """Queue a finished request; cheap."""
@@ -127,6 +130,10 @@ class LearningScheduler:
             self.domains[name] = DomainLearning(DomainBuffer(self.of(name).buffer, seed))
         return self.domains[name]
 
+    def served(self, name: str) -> Expert:
+        """The served expert of a domain."""
+        return self._served(name)[0]
+
     def add_domain(self, name: str, parent: str | None = None) -> None:
         """A new domain, inheriting a copy of its parent's buffer."""
         if name not in self.domains and parent in self.domains:
@@ -135,6 +142,7 @@ class LearningScheduler:
     def drop_domain(self, name: str) -> None:
         """Forget a domain: buffer, training state, queued requests and a running update."""
         self.domains.pop(name, None)
+        self.cross.forget(name)
         kept = [item for item in self._queue if item.domain != name]
         self._queue = deque(kept, maxlen=self.config.queue_records)
         if self._scoring is not None and self._scoring.item.domain == name:
@@ -164,21 +172,17 @@ class LearningScheduler:
             self.domain(name).buffer.load_state(tensors)
 
     def history(self) -> dict[str, Any]:
-        """Counters and agreement per version, as JSON."""
-        live = {
-            name: {str(version): list(vars(seen).values()) for version, seen in domain.live.items()}
-            for name, domain in self.domains.items()
-        }
-        return {"counts": dict(self.counts), "live": live}
+        """Counters, agreement per version and the matrix, as JSON."""
+        live = {name: domain.live_state() for name, domain in self.domains.items()}
+        return {"counts": dict(self.counts), "live": live, "cross": self.cross.matrix.state()}
 
     def load_history(self, history: Mapping[str, Any]) -> None:
         """Restore :meth:`history`; domains without a draft here are left out."""
         self.counts.update({name: int(n) for name, n in history.get("counts", {}).items()})
         for name, versions in history.get("live", {}).items():
             if self.head.has(name):
-                self.domain(name).live = {
-                    int(version): Agreement(*seen) for version, seen in versions.items()
-                }
+                self.domain(name).load_live(versions)
+        self.cross.matrix.load_state(history.get("cross", {}), self._experts())
 
     def _slice(self) -> bool:
         """Alternate between scoring and training, whichever has something to do."""
@@ -187,7 +191,9 @@ class LearningScheduler:
         return first() or second()
 
     def _score(self) -> bool:
-        """Encode the next request, or score the one that was encoded."""
+        """Encode the next request, score the one that was encoded, or score it with another expert."""
+        if self.cross.work():
+            return True
         if self._scoring is None:
             if not self._queue:
                 return False
@@ -199,7 +205,7 @@ class LearningScheduler:
         self._scoring = None
         expert, version = self._served(item.domain)
         logits = self.head.logits(hidden.float(), expert)
-        emitted = torch.tensor(item.tokens, device=logits.device)[item.prompt_length + item.positions]
+        emitted = item.emitted.to(logits.device)
         domain = self.domain(item.domain)
         right = is_right(logits, emitted, self.head.token_ids)
         record = make_record(item, hidden, right, domain.buffer.arrived, version)
@@ -207,13 +213,18 @@ class LearningScheduler:
             self._reject(item.domain, "a record held NaN or infinity and was dropped", {})
             return True
         domain.observe(record)
+        self.cross.take(item, hidden, right)
         self.counts["scored"] += 1
         domain.follow(version, expert)
         if domain.watch is not None:
             self._watch(
-                item.domain, domain, float(score(self.head, record, expert, self._to_draft).agreement.mean())
+                item.domain, domain, float(score(self.head, record, expert, self.to_draft).agreement.mean())
             )
         return True
+
+    def _experts(self) -> list[str]:
+        """Domains with an expert of their own."""
+        return [name for name in self.registry.domains() if self.head.has(name)]
 
     def _watch(self, name: str, domain: DomainLearning, served_score: float) -> None:
         """Compare the served version with the one before on the newest record; roll back on a fall."""
@@ -221,7 +232,7 @@ class LearningScheduler:
         assert watch is not None
         newest = domain.newest
         assert newest is not None
-        before = float(score(self.head, newest, watch.expert, self._to_draft).agreement.mean())
+        before = float(score(self.head, newest, watch.expert, self.to_draft).agreement.mean())
         watch.gains.append(served_score - before)
         if watch.has_fallen(guard.min_watch_records, guard.rollback_z):
             mean = sum(watch.gains) / len(watch.gains)
@@ -245,7 +256,7 @@ class LearningScheduler:
                 return False
             expert, version = self._served(name)
             self._update = Update(
-                self.head, name, self.domain(name), expert, version, self.of(name), self._to_draft
+                self.head, name, self.domain(name), expert, version, self.of(name), self.to_draft
             )
             self.counts["updates"] += 1
             return True
@@ -315,5 +326,5 @@ class LearningScheduler:
         version = self.registry.current(name)
         if version is None or not version.tensors:
             return self.head.served(name), 0
-        device = self._to_draft.device
+        device = self.to_draft.device
         return {n: t.to(device) for n, t in version.tensors.items()}, version.number

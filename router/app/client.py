@@ -47,16 +47,19 @@ class Client:
         self._http = httpx.Client(base_url=self.url, timeout=timeout, transport=transport)
 
     def _ask(self, method: str, path: str, **options: Any) -> Any:
+        return self._send(method, path, **options).json()
+
+    def _send(self, method: str, path: str, **options: Any) -> httpx.Response:
         try:
             response = self._http.request(method, path, **options)
         except httpx.HTTPError as error:
             raise ServerUnreachableError(self.url, str(error) or type(error).__name__) from None
+        if response.is_success:
+            return response
         try:
             content = response.json()
         except ValueError:
             content = {}
-        if response.is_success:
-            return content
         problem = content.get("error") if isinstance(content, dict) else None
         message = problem.get("message") if isinstance(problem, dict) else response.reason_phrase
         raise ServerError(f"{self.url}{path} answered {response.status_code}: {message}")
@@ -77,3 +80,20 @@ class Client:
     def remove_domain(self, name: str) -> None:
         """Forget a domain."""
         self._ask("DELETE", f"/v1/domains/{quote(name, safe='')}")
+
+    def versions(self, name: str) -> list[dict[str, Any]]:
+        """Kept versions of a domain's expert, oldest first."""
+        return list(self._ask("GET", f"/v1/domains/{quote(name, safe='')}/versions")["data"])
+
+    def rollback(self, name: str, to: int | None) -> dict[str, Any]:
+        """Serve an earlier version again."""
+        return dict(self._ask("POST", f"/v1/domains/{quote(name, safe='')}/rollback", json={"to": to}))
+
+    def export_versions(self, name: str) -> bytes:
+        """The file of a domain's versions."""
+        return self._send("GET", f"/v1/domains/{quote(name, safe='')}/export").content
+
+    def import_versions(self, name: str, content: bytes, file: str) -> dict[str, Any]:
+        """Serve the versions of an exported file."""
+        path = f"/v1/domains/{quote(name, safe='')}/import"
+        return dict(self._ask("POST", path, content=content, params={"file": file}))

@@ -8,6 +8,7 @@ from typing import Any
 
 from router.app.problems import NotReadyError
 from router.bodies.api import Handle, Message, ServingEngine
+from router.bodies.versions import DomainVersions
 
 
 class DeferredEngine:
@@ -90,6 +91,11 @@ class DeferredEngine:
     def special_token_ids(self) -> frozenset[int]:
         """Tokens that an answer's text leaves out."""
         return self._loaded().special_token_ids
+
+    @property
+    def versions(self) -> DomainVersions:
+        """Versions of the domains' experts."""
+        return self._loaded().versions
 
     def stats(self) -> dict[str, Any]:
         """Statistics of the engine."""

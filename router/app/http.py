@@ -27,6 +27,7 @@ from router.app.openai_answer import AnswerShape
 from router.app.openai_schema import ChatRequest, CompletionFields, DomainRequest, TextRequest
 from router.app.problems import NotReadyError, UnknownModelError
 from router.app.streaming import TokenStream, finished_or_left
+from router.app.version_routes import version_routes
 from router.bodies.api import ServingEngine
 from router.bodies.chat import normalise_messages
 from router.config import ServerConfig
@@ -46,9 +47,10 @@ def create_app(engine: ServingEngine, settings: ServerConfig | None = None) -> F
     )
     service = Service(engine, settings)
     problems.install(app, service.metrics.failed)
-    for part in (service.probes(), service.answers(), service.domains()):
+    for part in (service.probes(), service.answers(), service.domains(), version_routes(engine)):
         app.include_router(part)
-    app.add_middleware(BodyLimit, most=settings.max_request_bytes)
+    limits = {"most": settings.max_request_bytes, "most_import": settings.max_import_bytes}
+    app.add_middleware(BodyLimit, **limits)
     return app
 
 

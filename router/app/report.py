@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from router.app.live import regret_cells
+from router.app.matrix import grid
 
 COLUMNS = (
     ("requests", "requests", "{:d}"),
@@ -50,6 +51,12 @@ def render(result: Mapping[str, Any], title: str = "polydraft replay") -> str:
         labels={name: _cells(row) for name, row in result["labels"].items()},
         speculation={name: _speculated(row) for name, row in result.get("speculation", {}).items()},
         regret={name: _regret(row["regret"]) for name, row in result.get("speculation", {}).items()},
+        sources=[
+            [domain, name, *_earned(row)]
+            for domain, rows in result.get("sources", {}).items()
+            for name, row in rows.items()
+        ],
+        matrices={kind: grid(rows) for kind, rows in result.get("matrix", {}).items() if rows},
         events=[_event(event) for event in result["events"]],
         confusion=confusion,
         confusion_domains=list(dict.fromkeys(d for row in confusion.values() for d in row)),
@@ -154,6 +161,17 @@ def _regret(row: Mapping[str, Any]) -> list[list[str]]:
     served = [f"{row['served'][key]:.2f}" for key in ("accepted_per_step", "gain_per_step")]
     first = ["served", "", str(row["steps"]), *served, "", ""]
     return [first, *([source, *regret_cells(found)] for source, found in row["sources"].items())]
+
+
+def _earned(row: Mapping[str, Any]) -> list[str]:
+    """Cells of a source in a domain: nodes proposed and accepted, acceptance, share, gain."""
+    return [
+        str(row["proposed_tokens"]),
+        str(row["accepted_tokens"]),
+        f"{row['acceptance_rate']:.3f}",
+        f"{row['share']:.0%}",
+        f"{row['gain']:.2f}",
+    ]
 
 
 def _event(event: Mapping[str, Any]) -> dict[str, str]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
 from typing import Any
 
+from drafts.ledger import COUNTS, source_figures
 from drafts.speculation import Speculated
 from osd.types import Tally
 from router.app.inflight import Served
@@ -135,6 +136,22 @@ def speculation(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str
     return found
 
 
+def sources(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, dict[str, dict[str, Any]]]:
+    """What each draft source earned in this run, by domain and source; sources that never spoke are left out.
+
+    Args:
+        before: ``stats()["domains"]`` at the start of the run; ``after`` at its end.
+    """
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for domain, row in after.items():
+        for name, now in (row.get("sources") or {}).items():
+            earlier = (before.get(domain, {}).get("sources") or {}).get(name, {})
+            counts = {key: int(now.get(key, 0)) - int(earlier.get(key, 0)) for key in COUNTS}
+            if counts["spoke"] > 0:
+                found.setdefault(domain, {})[name] = {**counts, **source_figures(counts)}
+    return found
+
+
 def event_dict(event: Any) -> dict[str, Any]:
     """An event as JSON, whether the engine hands out dataclasses or dictionaries."""
     if is_dataclass(event) and not isinstance(event, type):
@@ -184,6 +201,8 @@ def summarise(
         "verify": dict(verify),
         "routing": routing(served),
         "speculation": speculation(stats_before.get("domains", {}), stats_after.get("domains", {})),
+        "sources": sources(stats_before.get("domains", {}), stats_after.get("domains", {})),
+        "matrix": dict(stats_after.get("matrix", {})),
         "learning": learning(stats_before.get("learning", {}), stats_after.get("learning", {}), share),
         "events": [event for event in events if event.get("time", started) >= started],
         "timeline": {name: curves.get(name, []) for name in names},

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from osd.types import Assignment, FinishReason, Round, TokenLogprob
+from router.bodies.versions import DomainVersions
 
 Message = Mapping[str, Any]
 """A chat message with ``role`` and ``content``, as the OpenAI API has it."""
@@ -164,8 +165,13 @@ class ServingEngine(Protocol):
         """Tokens that an answer's text leaves out."""
         ...
 
+    @property
+    def versions(self) -> DomainVersions:
+        """Versions of the domains' experts."""
+        ...
+
     def stats(self) -> dict[str, Any]:
-        """Statistics: ``overall``, ``domains``, ``routing``, ``learning``, ``events``, ``timeline``."""
+        """Statistics: ``overall``, ``domains``, ``routing``, ``learning``, ``matrix``, ``events``, …"""
         ...
 
     def domains(self) -> list[dict[str, Any]]:

@@ -35,6 +35,7 @@ from router.bodies.prompts import PromptBuilder
 from router.bodies.sampling import sampling_params
 from router.bodies.state import StateKeeper
 from router.bodies.token_text import TokenBytes
+from router.bodies.versions import DomainVersions
 from router.config import PolydraftConfig, load_config
 from router.mind.birth import Birth
 from router.mind.router import Router
@@ -130,6 +131,7 @@ class Engine:
         )
         self.costs = LearningCost(self.core, self.parts, self.router)
         self.life = DomainLife(self.core, self.parts, self.router)
+        self.versions = DomainVersions(self.parts.registry, self.parts.bank, self._on_event)
         self.state.restore(self)
         self._apply_mode(self._sources(options.sources), options.learn, self._fixed_k(options.k))
         self._loop = EngineLoop(self.core, self.costs.charge)
@@ -344,6 +346,7 @@ class Engine:
         extras = {str(row["name"]): row for row in self.domains()}
         report = self.stats_of.snapshot(extras, list(extras))
         report["learning"] = self.costs.as_dict()
+        report["matrix"] = self.parts.matrix()
         report["running"], report["waiting"] = len(self.core.rows), len(self.core.intake)
         report["prefix_cache"] = self.core.prefixes.as_dict()
         report["k"] = {

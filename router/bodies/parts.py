@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any
 
 from drafts import kinds
 from drafts.bank import ExpertBank
+from drafts.cross import CrossAcceptance
 from drafts.errors import InvalidValueError, UnknownNameError
 from drafts.kinds.base import Source
 from drafts.kinds.eagle import EagleSource
@@ -55,6 +56,24 @@ class DraftParts:
                 self.registry.clone(BASE_DOMAIN, name)
             else:
                 self.registry.publish(name, self.bank.tensors(name), reason="born as the trunk")
+
+    def matrix(self) -> dict[str, dict[str, dict[str, dict[str, float]]]]:
+        """Cross-acceptance by kind (``experts``, ``memories``), by draft, by domain of the text."""
+        found: dict[str, CrossAcceptance] = {}
+        if self.scheduler is not None:
+            found["experts"] = self.scheduler.cross.matrix
+        if self.ngram is not None:
+            found["memories"] = self.ngram.cross
+        return {kind: cross.figures() for kind, cross in found.items()}
+
+    def matrix_state(self) -> dict[str, Any]:
+        """The memories' matrix as JSON; that of experts is part of the learner's history."""
+        return {} if self.ngram is None else self.ngram.cross.state()
+
+    def load_matrix(self, state: Mapping[str, Any], known: Sequence[str]) -> None:
+        """Restore :meth:`matrix_state` for the domains that are ``known``."""
+        if self.ngram is not None:
+            self.ngram.cross.load_state(state, known)
 
     def drop_domain(self, name: str) -> None:
         """Forget a domain's memory, expert, versions and buffer."""

@@ -74,6 +74,7 @@ class StateKeeper:
         if engine.parts.ngram is not None:
             memories = self._memories.load()
             engine.parts.ngram.load_state({name: t for name, t in memories.items() if name in known})
+        engine.parts.load_matrix(self._storage.load_document("matrix") or {}, engine.router.names())
         if engine.parts.scheduler is not None:
             buffers = self._buffers.load()
             engine.parts.scheduler.load_state({name: t for name, t in buffers.items() if name in known})
@@ -144,6 +145,7 @@ class StateKeeper:
         self._storage.save_router(engine.router.state())
         ngram, scheduler = engine.parts.ngram, engine.parts.scheduler
         self._storage.save_document("drafts", on_engine(engine.parts.mixture.state))
+        self._storage.save_document("matrix", on_engine(engine.parts.matrix_state))
         if ngram is not None:
             sizes = {d: ngram.describe(d).get("tokens", 0) for d in engine.router.names()}
             self._save_changed("memory", self._memories, sizes, ngram.domain_state, on_engine)

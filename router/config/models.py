@@ -150,6 +150,12 @@ class ServerConfig(_Config):
     max_request_bytes: int = Field(
         default=4_194_304, ge=1024, le=1_073_741_824, description="Largest request body accepted, in bytes."
     )
+    max_import_bytes: int = Field(
+        default=268_435_456,
+        ge=1024,
+        le=8_589_934_592,
+        description="Largest file of versions that /v1/domains/{name}/import accepts, in bytes.",
+    )
     drain_seconds: float = Field(
         default=20.0,
         ge=0.0,

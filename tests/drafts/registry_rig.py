@@ -8,7 +8,7 @@ from drafts.registry import Registry
 
 
 def weights(value: float) -> dict[str, torch.Tensor]:
-    return {"down": torch.full((2, 3), value), "up": torch.full((3,), -value)}
+    return {"down": torch.full((2, 3), float(value)), "up": torch.full((3,), -float(value))}
 
 
 def published(registry: Registry, count: int, domain: str = "math") -> Registry:

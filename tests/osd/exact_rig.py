@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from drafts.mixture import Mixture
-from drafts.registry import Swap
+from drafts.version import Swap
 from osd.serve.engine import Engine
 from osd.serve.load import build_target
 from osd.serve.noise import RequestNoise

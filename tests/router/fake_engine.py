@@ -14,9 +14,11 @@ from typing import Any
 import torch
 
 from drafts.errors import BusyError, ContextLengthError, InvalidValueError, UnknownNameError
+from drafts.registry import Registry
 from osd.types import BASE_DOMAIN, Assignment, FinishReason, Round, SamplingParams, TokenLogprob
 from router.bodies.api import Completion, Delta
 from router.bodies.sampling import sampling_params
+from router.bodies.versions import DomainVersions
 
 EOS, END_OF_PROMPT, FIRST_BYTE = 0, 1, 2
 VOCABULARY = FIRST_BYTE + 256
@@ -144,6 +146,9 @@ class FakeEngine:
         self.modes: list[dict[str, Any]] = []
         self.mode: dict[str, Any] = {"sources": None, "learn": True, "k": None}
         self.events: list[dict[str, Any]] = []
+        self.matrix: dict[str, Any] = {}
+        self.versions = DomainVersions(Registry())
+        self.sources: dict[str, Any] = {}
         self.closed = 0
         self.model = FakeModel(lambda ids: encode(self.answer(self.decode_prompt(ids))))
         self.ids = itertools.count()
@@ -308,7 +313,8 @@ class FakeEngine:
     def stats(self) -> dict[str, Any]:
         return {
             "overall": {},
-            "domains": {name: {"requests": 0} for name in self.registered},
+            "domains": {name: {"requests": 0, "sources": self.sources} for name in self.registered},
+            "matrix": self.matrix,
             "routing": {},
             "running": self.running,
             "waiting": 0,

@@ -16,6 +16,7 @@ from router.app.commands.replay import parse_k, parse_sources
 from router.app.server import listen
 from tests.router.fake_engine import FakeEngine
 from tests.router.serving import live_server
+from tests.router.test_matrix import MATRIX
 
 runner = CliRunner()
 
@@ -52,6 +53,10 @@ def test_every_command_explains_itself_with_an_example() -> None:
         ["domains", "add"],
         ["domains", "remove"],
         ["export"],
+        ["domains", "versions"],
+        ["domains", "rollback"],
+        ["domains", "export"],
+        ["domains", "import"],
         ["config", "check"],
         ["config", "schema"],
     ):
@@ -136,6 +141,20 @@ def test_stats_show_learning_and_events_and_print_json(url: str) -> None:
     assert "birth · poems: 12 alike" in shown
     figures = json.loads(runner.invoke(cli.app, ["stats", "--json", "--url", url]).output)
     assert figures["learning"]["updates"] == 3
+
+
+def test_the_matrix_is_shown_on_request() -> None:
+    engine = FakeEngine()
+    with live_server(engine) as url:
+        empty = runner.invoke(cli.app, ["stats", "--matrix", "--url", url]).output
+        assert "nothing was compared yet" in empty
+        engine.matrix = {"experts": MATRIX, "memories": {}}
+        shown = runner.invoke(cli.app, ["stats", "--matrix", "--url", url]).output
+    assert "experts" in shown
+    assert "memories" not in shown
+    for text in ("code", "math", "0.70", "0.20", "0.90", "–"):
+        assert text in shown
+    assert "0.40" not in shown
 
 
 def test_a_taken_port_is_told_before_loading() -> None:

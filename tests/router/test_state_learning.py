@@ -54,6 +54,10 @@ def test_versions_and_what_was_learned_come_back(start) -> None:
         tensors = engine.parts.bank.tensors("boats")
         weights = list(engine.parts.mixture._combiners[False].shared)
         before = {row["name"]: row for row in engine.domains()}["boats"]
+        matrix = engine.stats()["matrix"]
+        assert matrix["experts"]["boats"]["boats"]["positions"] > 100
+        assert {"base", "trees"} & set(matrix["experts"])
+        assert matrix["memories"]["boats"]["boats"]["agreement"] > 0.5
     with start() as engine:
         after = {row["name"]: row for row in engine.domains()}["boats"]
         assert after["version"] == before["version"] == version
@@ -63,6 +67,7 @@ def test_versions_and_what_was_learned_come_back(start) -> None:
         assert after["sources"]["ngram"] == before["sources"]["ngram"]
         assert after["buffer"] == before["buffer"]
         assert after["buffer"]["records"] > 0
+        assert engine.stats()["matrix"] == matrix
         learning = engine.stats()["learning"]
         assert learning["published"] >= 1
         answer = engine.generate("boat sail harbour", max_tokens=8, domain="boats")

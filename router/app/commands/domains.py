@@ -9,7 +9,7 @@ import typer
 
 from router.app.client_url import DEFAULT_URL
 
-app = typer.Typer(no_args_is_help=True, help="List, register and remove domains of the running server.")
+app = typer.Typer(no_args_is_help=True, help="Domains of the running server and their drafts' versions.")
 
 Url = Annotated[str, typer.Option(envvar="POLYDRAFT_URL", help="Base URL of the running server.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
@@ -72,12 +72,98 @@ def remove(name: Annotated[str, typer.Argument(help="Domain to forget.")], url: 
     typer.echo(f"removed {name}")
 
 
-def stats(url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+@app.command()
+def versions(
+    name: Annotated[str, typer.Argument(help="The domain.")], url: Url = DEFAULT_URL, as_json: AsJson = False
+) -> None:
+    """List the kept versions of a domain's expert: parent, score and why each was published.
+
+    [bold]Example[/bold]
+
+    [cyan]polydraft domains versions sql[/cyan]
+    """
+    from router.app.client import Client
+
+    rows = Client(url).versions(name)
+    if as_json:
+        _print_json(rows)
+    else:
+        _print_versions(name, rows)
+
+
+@app.command()
+def rollback(
+    name: Annotated[str, typer.Argument(help="The domain.")],
+    to: Annotated[int | None, typer.Option(help="Version to serve; else the served one's parent.")] = None,
+    url: Url = DEFAULT_URL,
+) -> None:
+    """Serve an earlier version of a domain's expert again, from the next step on.
+
+    [bold]Example[/bold]
+
+    [cyan]polydraft domains rollback sql --to 3[/cyan]
+    """
+    from router.app.client import Client
+
+    typer.echo(f"{name} serves version {Client(url).rollback(name, to)['number']}")
+
+
+@app.command("export")
+def export_versions(
+    name: Annotated[str, typer.Argument(help="The domain.")],
+    file: Annotated[Path, typer.Argument(help="File to write; one that exists is replaced.")],
+    url: Url = DEFAULT_URL,
+) -> None:
+    """Write the kept versions of a domain's expert to one file.
+
+    [bold]Example[/bold]
+
+    [cyan]polydraft domains export sql sql.safetensors[/cyan]
+    """
+    from drafts.checkpoint import write_atomically
+    from router.app.client import Client
+
+    content = Client(url).export_versions(name)
+    write_atomically(file, content)
+    typer.echo(f"wrote {file} ({len(content)} bytes)")
+
+
+@app.command("import")
+def import_versions(
+    name: Annotated[str, typer.Argument(help="A registered domain, of whatever name in the file.")],
+    file: Annotated[Path, typer.Argument(help="What export wrote, here or on a server of the same trunk.")],
+    url: Url = DEFAULT_URL,
+) -> None:
+    """Serve the versions of an exported file; a rollback leads back to those that the domain has.
+
+    [bold]Example[/bold]
+
+    [cyan]polydraft domains import sql sql.safetensors[/cyan]
+    """
+    from drafts.errors import InvalidValueError
+    from router.app.client import Client
+
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise InvalidValueError("FILE", str(file), f"a readable file ({error})") from None
+    typer.echo(f"{name} serves version {Client(url).import_versions(name, content, file.name)['number']}")
+
+
+def stats(
+    url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
+    matrix: Annotated[
+        bool, typer.Option("--matrix", help="Show how each domain's draft does on every domain's text.")
+    ] = False,
+) -> None:
     """Show acceptance, speed, regret against fixed sources, learning and events of the running server.
 
     [bold]Examples[/bold]
 
     [cyan]polydraft stats[/cyan]
+
+    [cyan]polydraft stats --matrix[/cyan]
 
     [cyan]polydraft stats --json | jq .domains[/cyan]
     """
@@ -87,6 +173,9 @@ def stats(url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
     figures = client.stats()
     if as_json:
         _print_json(figures)
+        return
+    if matrix:
+        _print_matrices(figures.get("matrix", {}))
         return
     rows = client.domains()
     _print_table(rows)
@@ -118,6 +207,37 @@ def _print_json(content: Any) -> None:
     import json
 
     typer.echo(json.dumps(content, indent=2, ensure_ascii=False))
+
+
+def _print_matrices(matrices: dict[str, Any]) -> None:
+    from rich.console import Console
+
+    from router.app.matrix import matrix_table
+
+    shown = {kind: rows for kind, rows in matrices.items() if rows}
+    if not shown:
+        typer.echo("nothing was compared yet: answers are scored while drafts learn")
+    for kind, rows in shown.items():
+        Console().print(matrix_table(kind, rows))
+
+
+def _print_versions(name: str, rows: list[dict[str, Any]]) -> None:
+    from datetime import datetime
+
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title=f"versions of {escape(name)}", title_justify="left")
+    for heading in ("version", "parent", "score", "published", "reason"):
+        table.add_column(heading, justify="left" if heading == "reason" else "right")
+    for row in rows:
+        number = f"[bold]{row['number']} (served)[/bold]" if row["served"] else str(row["number"])
+        parent = "–" if row["parent"] is None else str(row["parent"])
+        score = "–" if row["score"] is None else f"{row['score']:.3f}"
+        published = datetime.fromtimestamp(row["created"]).strftime("%Y-%m-%d %H:%M")
+        table.add_row(number, parent, score, published, escape(str(row["reason"])))
+    Console().print(table)
 
 
 def _print_table(rows: list[dict[str, Any]]) -> None:
