@@ -37,9 +37,10 @@ format: setup ## Format the sources
 	$(BIN)/ruff format .
 
 # The shipped trunk also used public prompts (see drafts/data/trunk.provenance.json); name such files with
-# make trunk TRUNK='--prompts examples/pretrain/prompts.jsonl --prompts gsm8k.jsonl --exclude mix.jsonl'
-trunk: setup ## Train the trunk of the eagle drafts again, on the shipped prompts or those in TRUNK
-	$(BIN)/python -m router.app.trunk $(TRUNK)
+# make trunk TRUNK='--prompts gsm8k.jsonl --exclude mix.jsonl'
+trunk: setup ## Train the trunk of the eagle drafts again, on the shipped prompts and those in TRUNK
+	$(BIN)/polydraft pretrain --config $(CONFIG) --prompts examples/pretrain/prompts.jsonl \
+	  --exclude $(TRAFFIC) --out drafts/data/trunk.safetensors --draft-vocab 8192 $(TRUNK)
 
 peers-venv: setup ## Make the environment of vLLM and FlashSpec for benchmarks/peers.py (minutes, 3 GB)
 	$(BIN)/python benchmarks/peers.py --make-venv

@@ -1,7 +1,8 @@
-"""Forward KL through a frozen output matrix, fused: the logits of a few rows at a time, never all.
+"""Losses through a frozen output matrix, fused: the logits of a few rows at a time, never all.
 
 Over 8k ids the logits are by far the widest tensor of a training step; written out and differentiated by
-autograd they cost more memory traffic than all matrices together. The gradient is known in closed form.
+autograd they cost more memory traffic than all matrices together. The gradient of forward KL is known in
+closed form; that of any other loss is taken while its rows are at hand.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Any
 
 import torch
 
-from osd.learn.losses import FLOOR, SparseTarget
+from osd.learn.losses import FLOOR, LOSSES, SparseTarget
 
 ROWS = 128
 """Rows per piece: their logits stay in cache."""
@@ -71,5 +72,54 @@ def mean_forward_kl(
     """Mean forward KL of ``hidden [N, H] @ weight.T + bias`` against ``target``; ``weight`` is frozen."""
     loss: torch.Tensor = _FusedForwardKL.apply(  # type: ignore[no-untyped-call]
         hidden, bias, weight, target.index, target.probs, target.tail
+    )
+    return loss
+
+
+class _FusedLoss(torch.autograd.Function):
+    """Mean of a loss of :data:`osd.learn.losses.LOSSES` over rows; differentiable in hidden and bias."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: torch.Tensor,
+        bias: torch.Tensor,
+        weight: torch.Tensor,
+        target: SparseTarget,
+        name: str,
+    ) -> torch.Tensor:
+        """Loss, and on the way the gradients."""
+        count = hidden.shape[0]
+        grad_hidden = torch.empty_like(hidden)
+        grad_bias = torch.zeros_like(bias)
+        total = torch.zeros((), dtype=torch.float64)
+        order = torch.arange(count)
+        for start in range(0, count, ROWS):
+            rows = order[start : start + ROWS]
+            with torch.enable_grad():
+                z = (hidden[rows].to(weight.dtype) @ weight.T).float().add_(bias).requires_grad_(True)
+                loss = LOSSES[name](z, target.rows(rows)).sum()
+            (grad,) = torch.autograd.grad(loss, z)
+            total += loss.detach()
+            grad_bias += grad.sum(0)
+            grad_hidden[rows] = (grad.to(weight.dtype) @ weight).to(hidden.dtype)
+        ctx.save_for_backward(grad_hidden.div_(count), grad_bias.div_(count))
+        return (total / count).float()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Scale the stored gradients."""
+        grad_hidden, grad_bias = ctx.saved_tensors
+        return grad_hidden * grads[0], grad_bias * grads[0], None, None, None
+
+
+def mean_loss(
+    name: str, hidden: torch.Tensor, bias: torch.Tensor, weight: torch.Tensor, target: SparseTarget
+) -> torch.Tensor:
+    """Mean of the loss ``name`` of ``hidden [N, H] @ weight.T + bias``; ``weight`` is frozen."""
+    if name == "forward_kl":
+        return mean_forward_kl(hidden, bias, weight, target)
+    loss: torch.Tensor = _FusedLoss.apply(  # type: ignore[no-untyped-call]
+        hidden, bias, weight, target, name
     )
     return loss

@@ -3,19 +3,25 @@
 A shard is ``NAME.json`` (a list of ``{domain, prompt, ids, out, source}``) beside ``NAME.safetensors``
 with, for the i-th entry, ``f{i}`` float16 ``[len(ids) + len(out) - 1, F]`` features, ``k{i}`` int32
 ``[len(out), K]`` and ``p{i}`` float16 ``[len(out), K]`` the target's most probable ids and their
-log-probabilities at every output position.
+log-probabilities at every output position. ``target.json`` beside them says whose answers they are and
+which layers ``F`` is made of (:mod:`osd.shards`).
 """
 
 from __future__ import annotations
 
 import json
+import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors.torch import load_file
+from safetensors import SafetensorError, safe_open
+
+from drafts.errors import CheckpointError, InvalidValueError
+from osd.shards import ShardFacts, read_facts
 
 
 @dataclass(frozen=True)
@@ -46,26 +52,84 @@ class Answer:
         return len(self.tokens) - self.prompt_length
 
 
-def load_shards(shards: Sequence[Path]) -> list[Answer]:
-    """All answers of the shards named by their ``.json`` files; answers of one token are left out."""
+def load_shards(
+    shards: Sequence[Path],
+    layers: Sequence[int] | None = None,
+    keep: Callable[[dict[str, Any]], bool] = lambda entry: True,
+) -> list[Answer]:
+    """The answers of the shards named by their ``.json`` files; answers of one token are left out.
+
+    Args:
+        shards: What to read; of one target or of several folders of the same target.
+        layers: Layers to keep of those collected, all where ``None``; so training on fewer needs less memory.
+        keep: Which entries to read.
+
+    Raises:
+        InvalidValueError: A layer that was not collected.
+        CheckpointError: A shard of another target than the first one, or a damaged one.
+    """
     answers: list[Answer] = []
+    facts: dict[Path, ShardFacts] = {}
     for meta in shards:
-        tensors = load_file(meta.with_suffix(".safetensors"))
-        for i, entry in enumerate(json.loads(meta.read_text())):
-            if len(entry["out"]) < 2:
+        told = facts.setdefault(meta.parent, facts.get(meta.parent) or read_facts(meta.parent))
+        first = next(iter(facts.values()))
+        if not told.same_as(first):
+            raise CheckpointError(
+                f"{meta.parent}: holds answers of {told.name} with layers {list(told.feature_layers)}, the "
+                f"other shards are of {first.name} with layers {list(first.feature_layers)}"
+            )
+        try:
+            answers += _read_shard(meta, told, layers, keep)
+        except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+            if isinstance(error, InvalidValueError):
+                raise
+            raise CheckpointError(
+                f"{meta}: cannot be read ({error}); without it and its .safetensors it is collected again"
+            ) from error
+    return answers
+
+
+def _read_shard(
+    meta: Path, facts: ShardFacts, layers: Sequence[int] | None, keep: Callable[[dict[str, Any]], bool]
+) -> list[Answer]:
+    """The answers of one shard."""
+    columns = _columns(facts, layers)
+    answers: list[Answer] = []
+    entries = json.loads(meta.read_text())
+    with safe_open(meta.with_suffix(".safetensors"), framework="pt") as file:
+        for i, entry in enumerate(entries):
+            if len(entry["out"]) < 2 or not keep(entry):
                 continue
+            features = file.get_tensor(f"f{i}")
+            expected = (
+                len(entry["ids"]) + len(entry["out"]) - 1,
+                facts.hidden_size * len(facts.feature_layers),
+            )
+            if tuple(features.shape) != expected:
+                raise ValueError(f"features {tuple(features.shape)}, expected {expected}")
+            if columns is not None:
+                features = features.unflatten(1, (-1, facts.hidden_size))[:, columns].flatten(1)
             answers.append(
                 Answer(
                     label=entry["domain"],
                     source=entry["source"],
                     tokens=torch.tensor(entry["ids"] + entry["out"]),
                     prompt_length=len(entry["ids"]),
-                    features=tensors[f"f{i}"],
-                    top_ids=tensors[f"k{i}"],
-                    top_logprobs=tensors[f"p{i}"],
+                    features=features,
+                    top_ids=file.get_tensor(f"k{i}"),
+                    top_logprobs=file.get_tensor(f"p{i}"),
                 )
             )
     return answers
+
+
+def _columns(facts: ShardFacts, layers: Sequence[int] | None) -> list[int] | None:
+    """Places of ``layers`` among those collected; ``None`` where they are all of them."""
+    if layers is None or tuple(layers) == facts.feature_layers:
+        return None
+    if not set(layers) <= set(facts.feature_layers):
+        raise InvalidValueError("layers", list(layers), f"of those collected: {list(facts.feature_layers)}")
+    return [facts.feature_layers.index(layer) for layer in layers]
 
 
 def split(answers: Sequence[Answer], held_back: float, seed: int) -> tuple[list[Answer], list[Answer]]:
@@ -100,10 +164,8 @@ def batches(answers: Sequence[Answer], size: int, seed: int) -> Iterator[list[An
     yield from cut
 
 
-def choose_vocabulary(
-    answers: Sequence[Answer], size: int, vocab_size: int, always: Sequence[int]
-) -> torch.Tensor:
-    """Ids of the draft vocabulary, int64 ``[size]``, ascending.
+def rank_vocabulary(answers: Sequence[Answer], vocab_size: int, always: Sequence[int]) -> torch.Tensor:
+    """All target ids, int64 ``[vocab_size]``, those first that a draft vocabulary should hold.
 
     Ranked by how often the target is expected to say them: emitted once counts 1, evidence counts its
     probability, which reaches ids that short data never emitted. ``always`` (end tokens) come first.
@@ -116,4 +178,31 @@ def choose_vocabulary(
         emitted = answer.tokens[answer.prompt_length :]
         weight.index_add_(0, emitted, torch.ones(len(emitted), dtype=torch.float64))
     weight[list(always)] = float("inf")
-    return weight.sort(descending=True, stable=True).indices[:size].sort().values
+    return weight.sort(descending=True, stable=True).indices
+
+
+def choose_vocabulary(
+    answers: Sequence[Answer], size: int, vocab_size: int, always: Sequence[int]
+) -> torch.Tensor:
+    """Ids of a draft vocabulary of ``size``, int64, ascending; see :func:`rank_vocabulary`."""
+    return rank_vocabulary(answers, vocab_size, always)[:size].sort().values
+
+
+def coverage(answers: Sequence[Answer], token_ids: torch.Tensor) -> float:
+    """Share of answer tokens that lie in the draft vocabulary."""
+    inside = sum(int(torch.isin(a.tokens[a.prompt_length :], token_ids).sum()) for a in answers)
+    return inside / max(1, sum(a.output_length for a in answers))
+
+
+def vocabulary_size(ranked: torch.Tensor, answers: Sequence[Answer], wanted: float, step: int = 64) -> int:
+    """Smallest size of a draft vocabulary that covers a share ``wanted`` of the tokens of ``answers``.
+
+    Asked of answers that did not rank the ids: those that did are all covered by their own tokens. Rounded
+    up to a multiple of ``step``, which the output's kernels like.
+    """
+    place = torch.empty_like(ranked)
+    place[ranked] = torch.arange(len(ranked))
+    emitted = torch.cat([answer.tokens[answer.prompt_length :] for answer in answers])
+    places = place[emitted].sort().values
+    needed = int(places[max(0, math.ceil(wanted * len(places)) - 1)]) + 1
+    return min(len(ranked), -(-needed // step) * step)

@@ -61,6 +61,7 @@ def unroll(
     steps: int,
     expert: Expert | None = None,
     deeper: float = 1.0,
+    generator: torch.Generator | None = None,
 ) -> Unrolled:
     """Run ``steps`` steps of the trunk over ``texts``; differentiable in the trunk's tensors.
 
@@ -71,6 +72,7 @@ def unroll(
         steps: Steps of the unroll, 1 or more.
         deeper: Share of the bases that run the steps after the first, drawn at random.
         expert: Deltas to apply, none for the trunk itself.
+        generator: Of that draw; torch's own by default.
     """
     pairs = [len(text.tokens) - 2 for text in texts]
     bases = [text.output_length for text in texts]
@@ -99,7 +101,7 @@ def unroll(
     chosen = torch.arange(len(base_row))
     for step in range(steps):
         if step == 1 and deeper < 1.0:
-            chosen = (torch.rand(len(base_row)) < deeper).nonzero()[:, 0]
+            chosen = (torch.rand(len(base_row), generator=generator) < deeper).nonzero()[:, 0]
             hidden, base_row, base_pair = hidden[chosen], base_row[chosen], base_pair[chosen]
             context.keep(chosen)
         if step:

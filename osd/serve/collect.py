@@ -1,23 +1,29 @@
 """Collects what trains a trunk: the target's own answers with features and evidence, in shards.
 
 Plain batched decoding without any draft, so that what is collected depends on the target alone. The shards
-are those of ``osd.learn.pretrain_data``; they are written one a batch, so an interrupted run goes on.
+are those of ``osd.learn.pretrain_data``; they are written one a batch, each whole or not at all, so a run
+that was killed at any moment goes on where it was.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 
+from drafts.checkpoint import write_atomically
+from drafts.errors import InvalidValueError
 from osd.serve.cache import SlotCache
+from osd.serve.lend import shard_facts
 from osd.serve.target import PassRow, TargetModel
+from osd.shards import open_folder
 
 PREFILL_ROWS = 8
 """Prompts per prefill pass: more would only cost memory."""
@@ -52,28 +58,6 @@ class _Answer:
     features: torch.Tensor | None = None
 
 
-def encode_prompts(
-    entries: Sequence[dict[str, Any]], tokenizer: Any, max_prompt: int, excluded: frozenset[str]
-) -> list[Prompt]:
-    """Prompts from traffic entries, without repeats, excluded texts and those over ``max_prompt`` tokens."""
-    prompts: list[Prompt] = []
-    seen = set(excluded)
-    for entry in entries:
-        text = str(entry["prompt"]).strip()
-        if text in seen:
-            continue
-        seen.add(text)
-        encoded = tokenizer.apply_chat_template(
-            [{"role": "user", "content": text}], add_generation_prompt=True, tokenize=True, return_dict=True
-        )
-        ids = tuple(int(token) for token in encoded["input_ids"])
-        if 2 <= len(ids) <= max_prompt:
-            prompts.append(
-                Prompt(str(entry.get("domain", "")), str(entry.get("source", "unknown")), text, ids)
-            )
-    return prompts
-
-
 def collect(
     target: TargetModel,
     prompts: Sequence[Prompt],
@@ -101,21 +85,32 @@ def collect(
             gives another text.
         seed: Of what is drawn.
         progress: Called after every shard with shards done, shards in all, and answer tokens so far.
+
+    Raises:
+        InvalidValueError: A prompt that leaves no room for an answer, or a disk that is too full.
+        CheckpointError: The folder holds answers of another target or with other layers, or a shard cannot
+            be written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    facts = shard_facts(target)
+    longest = max((len(prompt.ids) for prompt in prompts), default=0)
+    if longest + max_tokens > target.max_positions:
+        raise InvalidValueError(
+            "max_tokens", max_tokens, f"at most {target.max_positions - longest} after {longest} of a prompt"
+        )
+    open_folder(folder, facts)
     ordered = sorted(prompts, key=lambda prompt: (len(prompt.ids), prompt.text))
     cut = [ordered[i : i + batch] for i in range(0, len(ordered), batch)]
     draw = _Draw(temperature, seed)
     tokens = 0
-    shards: list[Path] = []
-    for number, group in enumerate(cut, start=1):
-        digest = _digest(target, group, max_tokens, evidence_k, draw)
-        meta = folder / f"{number:04d}-{digest}.json"
+    digests = [_digest(facts.fingerprint, target, group, max_tokens, evidence_k, draw) for group in cut]
+    shards = [folder / f"{number:04d}-{digest}.json" for number, digest in enumerate(digests, start=1)]
+    missing = [group for group, meta in zip(cut, shards, strict=True) if not meta.exists()]
+    _check_room(folder, missing, max_tokens, 2 * target.feature_width, 6 * evidence_k)
+    for number, (group, digest, meta) in enumerate(zip(cut, digests, shards, strict=True), start=1):
         if not meta.exists():
             draw.start(digest)
             _write(_answer(target, group, max_tokens, evidence_k, draw), meta)
         tokens += sum(len(entry["out"]) for entry in json.loads(meta.read_text()))
-        shards.append(meta)
         progress(number, len(cut), tokens)
     return shards
 
@@ -139,11 +134,33 @@ class _Draw:
         return [int(token) for token in torch.multinomial(chances, 1, generator=self.generator)[:, 0]]
 
 
+def _check_room(
+    folder: Path, missing: Sequence[Sequence[Prompt]], max_tokens: int, per_token: int, per_output: int
+) -> None:
+    """Refuse to begin what may not fit: answers as long as they may be, ``per_…`` bytes each position."""
+    prompts = [prompt for group in missing for prompt in group]
+    positions = sum(len(prompt.ids) + max_tokens for prompt in prompts)
+    needed = positions * per_token + len(prompts) * max_tokens * per_output
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise InvalidValueError(
+            "shards",
+            str(folder),
+            f"a disk with {needed / 2**30:.2f} GiB free for {len(prompts)} answers of up to {max_tokens} "
+            f"tokens (it has {free / 2**30:.2f}); fewer prompts, shorter answers or fewer layers need less",
+        )
+
+
 def _digest(
-    target: TargetModel, group: Sequence[Prompt], max_tokens: int, evidence_k: int, draw: _Draw
+    identity: str,
+    target: TargetModel,
+    group: Sequence[Prompt],
+    max_tokens: int,
+    evidence_k: int,
+    draw: _Draw,
 ) -> str:
     """Short hash of everything that decides a shard."""
-    facts: list[Any] = [target.name, target.feature_layers, max_tokens, evidence_k, [p.ids for p in group]]
+    facts: list[Any] = [identity, target.feature_layers, max_tokens, evidence_k, [p.ids for p in group]]
     if draw.temperature > 0.0:
         facts += [draw.temperature, draw.seed]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:12]
@@ -210,7 +227,7 @@ def _close(answer: _Answer, cache: SlotCache, running: list[_Answer]) -> None:
 
 
 def _write(answers: Sequence[_Answer], meta: Path) -> None:
-    """One shard: tensors first, then the list that makes it count."""
+    """One shard: tensors first, then the list that makes it count; the same bytes for the same answers."""
     tensors: dict[str, torch.Tensor] = {}
     entries: list[dict[str, Any]] = []
     for i, answer in enumerate(answers):
@@ -228,7 +245,5 @@ def _write(answers: Sequence[_Answer], meta: Path) -> None:
                 "source": prompt.source,
             }
         )
-    save_file(tensors, meta.with_suffix(".safetensors"))
-    part = meta.with_suffix(".part")
-    part.write_text(json.dumps(entries))
-    part.replace(meta)
+    write_atomically(meta.with_suffix(".safetensors"), save(tensors))
+    write_atomically(meta, json.dumps(entries).encode())

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from drafts.errors import PolydraftError
-from router.app.commands import config, domains, export, replay, serve
+from router.app.commands import config, domains, export, pretrain, replay, serve
 
 app = typer.Typer(
     name="polydraft",
@@ -58,6 +58,7 @@ def polydraft(
 
 app.command("serve")(serve.serve)
 app.command("replay")(replay.replay)
+app.command("pretrain")(pretrain.pretrain)
 app.add_typer(domains.app, name="domains")
 app.command("stats")(domains.stats)
 app.add_typer(config.app, name="config")

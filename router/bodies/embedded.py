@@ -30,7 +30,7 @@ from router.bodies.domains import DomainLife
 from router.bodies.handle import RequestHandle
 from router.bodies.learning_cost import LearningCost
 from router.bodies.loop import EngineLoop
-from router.bodies.parts import build_drafts
+from router.bodies.parts import build_drafts, trunk_layers
 from router.bodies.prompts import PromptBuilder
 from router.bodies.sampling import sampling_params
 from router.bodies.state import StateKeeper
@@ -166,6 +166,7 @@ class Engine:
                 wanted.dtype,
                 wanted.forward,
                 wanted.cache_dir,
+                trunk_layers(loaded),
                 quantization=wanted.quantization,
                 numerics=wanted.numerics,
                 graphs=wanted.graphs,

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from drafts import kinds
 from drafts.bank import ExpertBank
 from drafts.cross import CrossAcceptance
+from drafts.data import TRUNK
 from drafts.errors import InvalidValueError, UnknownNameError
 from drafts.kinds.base import Source
 from drafts.kinds.eagle import EagleSource
@@ -192,13 +192,9 @@ def load_trunk(config: PolydraftConfig, target: TargetModel) -> Trunk | None:
         InvalidValueError: The trunk reads other layers than the target keeps.
     """
     path = config.drafts.eagle.trunk
-    if path == EMBEDDED:
-        if target.name != EMBEDDED:
-            return None
-        with resources.as_file(resources.files("drafts") / "data" / "trunk.safetensors") as file:
-            trunk = Trunk.load(file)
-    else:
-        trunk = Trunk.load(Path(path))
+    if path == EMBEDDED and target.name != EMBEDDED:
+        return None
+    trunk = Trunk.load(TRUNK if path == EMBEDDED else Path(path))
     if trunk.shape.feature_layers != target.feature_layers:
         raise InvalidValueError(
             "drafts.eagle.trunk", path, f"a trunk that reads target layers {target.feature_layers}"
@@ -212,7 +208,7 @@ def _build_eagle(config: PolydraftConfig, target: TargetModel) -> EagleSource | 
     if trunk is None:
         log.warning(
             "drafts.sources: eagle is left out, since the shipped trunk was trained for the embedded "
-            "target and not for %s; train one (make trunk) and name it in drafts.eagle.trunk",
+            "target and not for %s; train one (polydraft pretrain) and name it in drafts.eagle.trunk",
             target.name,
         )
         return None
@@ -224,6 +220,21 @@ def _build_eagle(config: PolydraftConfig, target: TargetModel) -> EagleSource | 
         window=config.drafts.eagle.window,
         max_depth=config.drafts.eagle.max_depth,
     )
+
+
+def trunk_layers(config: PolydraftConfig) -> tuple[int, ...] | None:
+    """Target layers that the deployment's trunk reads and the target has to keep; ``None``: no trunk.
+
+    Raises:
+        CheckpointError: A trunk file that cannot be used.
+    """
+    own = (name for domain in config.domains for name in domain.sources or ())
+    path = config.drafts.eagle.trunk
+    if "eagle" not in {*config.drafts.sources, *own}:
+        return None
+    if path == EMBEDDED:
+        return Trunk.load(TRUNK).shape.feature_layers if config.target.model == EMBEDDED else None
+    return Trunk.load(Path(path)).shape.feature_layers
 
 
 def _build_model(

@@ -1,13 +1,18 @@
 from __future__ import annotations
 
+import os
+import secrets
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from drafts import checkpoint
+from drafts.errors import CheckpointError, InvalidValueError
 from osd.learn.pretrain_data import load_shards
-from osd.serve.collect import Prompt, collect, encode_prompts
+from osd.serve.collect import Prompt, collect
 from osd.serve.load import build_target
 from osd.serve.target import TargetModel
 from tests.tiny import tiny_model
@@ -60,24 +65,6 @@ def test_what_was_collected_is_kept_and_other_settings_make_other_shards(
     assert not set(collect(target, asked, tmp_path, max_tokens=5, batch=2, evidence_k=4)) & set(first)
 
 
-class Words:
-    """A tokenizer of one token a word."""
-
-    def apply_chat_template(self, messages: list[dict[str, str]], **options: Any) -> dict[str, list[int]]:
-        return {"input_ids": [1, *(len(word) for word in messages[0]["content"].split())]}
-
-
-def test_prompts_repeat_neither_each_other_nor_what_is_kept_for_evaluation() -> None:
-    entries = [
-        {"prompt": "one two", "domain": "a", "source": "s"},
-        {"prompt": " one two "},
-        {"prompt": "kept for evaluation"},
-        {"prompt": "far too long a prompt for this limit"},
-    ]
-    found = encode_prompts(entries, Words(), 5, frozenset({"kept for evaluation"}))
-    assert [(p.text, p.domain, p.source) for p in found] == [("one two", "a", "s")]
-
-
 def test_drawn_answers_repeat_by_seed_and_carry_evidence_at_temperature_one(
     target: TargetModel, tmp_path: Path
 ) -> None:
@@ -105,3 +92,102 @@ def test_drawn_answers_repeat_by_seed_and_carry_evidence_at_temperature_one(
     assert drawn("again", 1) == first
     assert drawn("other", 2) != first
     assert drawn("greedy", 1, temperature=0.0) != first
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing may catch it."""
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_a_run_killed_at_any_write_goes_on_to_the_same_shards(
+    target: TargetModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    asked = prompts(5, target.vocab_size)
+
+    def run(folder: Path) -> dict[str, bytes]:
+        monkeypatch.setattr(
+            checkpoint, "_PROCESS", secrets.token_hex(4)
+        )  # as a process of its own would have
+        collect(target, asked, folder, max_tokens=4, batch=2, evidence_k=4, temperature=1.0)
+        return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+    whole = run(tmp_path / "whole")
+    place: Any = os if call == "fsync" else Path
+    real = getattr(place, call)
+    kills = 0
+    for deadline in range(1, 40):
+        left = deadline
+
+        def counted(*arguments: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                raise Killed
+            return real(*arguments)
+
+        folder = tmp_path / f"killed{deadline}"
+        monkeypatch.setattr(place, call, counted)
+        try:
+            run(folder)
+        except Killed:
+            kills += 1
+        monkeypatch.setattr(place, call, real)
+        assert run(folder) == whole
+        if left > 0:
+            break
+    assert kills == deadline - 1 >= 7
+
+
+def test_a_shard_that_lost_its_list_or_its_tensors_is_made_again_or_named(
+    target: TargetModel, tmp_path: Path
+) -> None:
+    asked = prompts(4, target.vocab_size)
+    files = collect(target, asked, tmp_path, max_tokens=4, batch=2, evidence_k=4)
+    before = files[0].with_suffix(".safetensors").read_bytes()
+    files[0].with_suffix(".safetensors").write_bytes(before[:100])
+    with pytest.raises(CheckpointError, match=files[0].name):
+        load_shards(files)
+    files[0].unlink()
+    collect(target, asked, tmp_path, max_tokens=4, batch=2, evidence_k=4)
+    assert files[0].with_suffix(".safetensors").read_bytes() == before
+
+
+def test_shards_of_another_target_or_other_layers_are_refused(target: TargetModel, tmp_path: Path) -> None:
+    asked = prompts(4, target.vocab_size)
+    files = collect(target, asked, tmp_path / "a", max_tokens=4)
+    same = build_target(tiny_model("llama"), name="moved elsewhere")
+    assert collect(same, asked, tmp_path / "a", max_tokens=4) == files
+    other = build_target(tiny_model("llama", seed=1), name="tiny")
+    fewer = build_target(tiny_model("llama"), name="tiny", feature_layers=(1, 3))
+    for wrong in (other, fewer):
+        with pytest.raises(CheckpointError, match="holds answers of"):
+            collect(wrong, asked, tmp_path / "a", max_tokens=4)
+    with pytest.raises(CheckpointError, match="the other shards are"):
+        load_shards([*files, *collect(other, asked, tmp_path / "b", max_tokens=4)])
+
+
+def test_training_may_read_fewer_layers_than_were_collected(target: TargetModel, tmp_path: Path) -> None:
+    files = collect(target, prompts(3, target.vocab_size), tmp_path, max_tokens=4)
+    every = load_shards(files)
+    width = target.hidden_size
+    last = target.feature_layers[-1]
+    for answer, short in zip(every, load_shards(files, (last,)), strict=True):
+        assert torch.equal(answer.features[:, -width:], short.features)
+    with pytest.raises(InvalidValueError, match="of those collected"):
+        load_shards(files, (last, 99))
+
+
+def test_a_disk_that_is_too_full_and_answers_that_do_not_fit_are_told_before_anything_is_asked(
+    target: TargetModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = prompts(4, target.vocab_size)
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    with pytest.raises(InvalidValueError, match="GiB free"):
+        collect(target, asked, tmp_path, max_tokens=4)
+    monkeypatch.undo()
+    with pytest.raises(InvalidValueError, match="max_tokens"):
+        collect(target, asked, tmp_path, max_tokens=target.max_positions)
+    collect(target, asked, tmp_path, max_tokens=4)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=0))
+    collect(target, asked, tmp_path, max_tokens=4)

@@ -6,28 +6,15 @@ import pytest
 import torch
 
 from drafts.kinds.base import DraftRow
+from osd.learn.goals import top_goals
 from osd.learn.losses import SparseTarget, draft_index
-from osd.learn.pretrain import PretrainConfig, batch_loss, train
+from osd.learn.pretrain import batch_loss, train
+from osd.learn.pretrain_config import PretrainConfig
 from osd.learn.pretrain_data import Answer, batches, choose_vocabulary, split
 from osd.learn.simulate import mean_accepted_length, right_flags, simulate
 from osd.learn.unroll import unroll
 from tests.drafts.head_rig import IDS, SHAPE, matrices, random_expert, source, tiny_trunk
-from tests.osd.learn_rig import finished
-
-
-def answer(seed: int, prompt: int = 5, output: int = 4) -> Answer:
-    record = finished(seed, prompt=prompt, output=output)
-    assert record.features is not None
-    assert record.evidence is not None
-    return Answer(
-        label="even" if seed % 2 else "odd",
-        source="made up",
-        tokens=torch.tensor([*record.request.prompt_ids, *record.output_ids]),
-        prompt_length=prompt,
-        features=record.features,
-        top_ids=record.evidence.top_ids,
-        top_logprobs=record.evidence.top_logprobs,
-    )
+from tests.osd.pretrain_rig import answer, lent
 
 
 def test_the_unroll_equals_what_the_source_proposes() -> None:
@@ -65,7 +52,8 @@ def test_a28_gradient_reaches_exactly_the_positions_whose_label_is_an_answer_tok
     own = torch.autograd.grad(result.hidden[0][0].sum(), features)[0].abs().sum(-1)
     assert own[3] > 0
     assert not own[4:].any()
-    whole = batch_loss(trunk, embedding, output[IDS], draft_index(IDS, 50), [probe], PretrainConfig(unroll=1))
+    goal = top_goals(draft_index(IDS, 50))([probe])
+    whole = batch_loss(trunk, embedding, output[IDS], goal, [probe], PretrainConfig(unroll=1))
     reached = torch.autograd.grad(whole, features)[0].abs().sum(-1) > 0
     assert reached.tolist() == [True] * 7 + [False]
 
@@ -86,7 +74,8 @@ def test_a28_each_label_is_the_distribution_for_the_prefix_the_head_saw() -> Non
             count = item.output_length - step
             losses.append(forward_kl(logits[:count], goal.rows(torch.arange(step, item.output_length))))
         expected = expected + 0.8**step * torch.cat(losses).mean()
-    got = batch_loss(trunk, embedding, output[IDS], draft_index(IDS, 50), items, PretrainConfig())
+    goal = top_goals(draft_index(IDS, 50))(items)
+    got = batch_loss(trunk, embedding, output[IDS], goal, items, PretrainConfig(deeper_share=1.0))
     torch.testing.assert_close(got, expected)
 
 
@@ -104,10 +93,9 @@ def test_a_batch_of_unequal_answers_equals_each_alone() -> None:
 def test_a_head_overfits_and_the_source_then_proposes_the_answers() -> None:
     """The engine-side measure of case A28: acceptance by the source, not the training loss."""
     eagle = source()
-    embedding, output = matrices()
     items = [answer(n, prompt=4, output=12) for n in range(20)]
-    config = PretrainConfig(epochs=80, batch=10, rate=1e-2, final_rate=1e-3, warmup=5)
-    train(eagle.trunk, embedding, output, items, items, config, lambda epoch: None)
+    config = PretrainConfig(epochs=80, batch=10, rate=1e-2, final_rate=1e-3, warmup=5, deeper_share=1.0)
+    train(eagle.trunk, lent(), items, items, config)
     eagle.trunk.product = torch.nn.functional.linear
     right = tested = 0
     for item in items:

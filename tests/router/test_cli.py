@@ -48,6 +48,7 @@ def test_every_command_explains_itself_with_an_example() -> None:
     for command in (
         ["serve"],
         ["replay"],
+        ["pretrain"],
         ["stats"],
         ["domains", "list"],
         ["domains", "add"],

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from drafts.trunk import Trunk
+from osd.serve.lend import head_shape
 from osd.serve.load import build_target
-from router.app.trunk import head_shape
 from router.bodies.api import EngineOptions
 from router.bodies.embedded import Engine
 from router.config import PolydraftConfig
