@@ -53,6 +53,7 @@ class Mixture:
         learn: False keeps the sources from learning the text of finished requests.
         default: Domain whose sources are used by domains that are not listed.
         only: Restricts all domains to these sources; ``None`` does not.
+        trees: False proposes chains only, as a fixed k does.
         clock: Seconds, by which drafting is timed.
     """
 
@@ -62,6 +63,7 @@ class Mixture:
     learn: bool = True
     default: str = "base"
     only: frozenset[str] | None = None
+    trees: bool = True
     learn_seconds: float = 0.0
     ledger: Ledger = field(default_factory=Ledger)
     clock: Callable[[], float] = time.perf_counter
@@ -103,7 +105,7 @@ class Mixture:
         for name, source in self.sources.items():
             if isinstance(source, NeuralSource):
                 self._ask_neural(name, source, rows, caps, goodput, node_ms, fixed is not None)
-        if fixed is None:
+        if fixed is None and self.trees:
             self._branch(len(rows))
         else:
             for asked, cap in zip(self._asked, caps, strict=True):
