@@ -157,7 +157,7 @@ class DraftsConfig(_Config):
     max_depth: int = Field(default=8, ge=1, le=64, description="Deepest proposal, in tokens.")
     trees: bool = Field(
         default=True,
-        description="Propose token trees; off, a proposal is one chain, whose length still follows what pays.",
+        description="Propose token trees; off, a proposal is one chain as long as pays.",
     )
     lookup: LookupConfig = Field(default_factory=LookupConfig, description="The request's own text.")
     ngram: NgramConfig = Field(default_factory=NgramConfig, description="The domain's memory.")

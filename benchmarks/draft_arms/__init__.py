@@ -1,1 +1,1 @@
-"""The parts of ``benchmarks/drafts.py``: arms, their run, figures, specialisation, and the price of domains."""
+"""The parts of ``benchmarks/drafts.py``: arms, their run, figures, specialisation, the price of domains."""
