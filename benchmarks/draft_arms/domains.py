@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
 import torch
+from pydantic import ValidationError
 
 from drafts.bank import ExpertBank
 from drafts.compiled_head import CompiledHead
+from drafts.config import EagleConfig
 from drafts.kinds.base import DraftRow, Guess
 from drafts.kinds.eagle import EagleSource
 from drafts.trunk import Trunk
@@ -51,8 +54,24 @@ def _likeliest(index: int, guesses: Sequence[Guess]) -> int:
     return guesses[0][0]
 
 
+def expert_forms(config: EagleConfig) -> dict[str, int | str]:
+    """Rank by form of expert: low-rank deltas, and full copies where the config knows them."""
+    forms: dict[str, int | str] = {} if config.rank == "full" else {"low_rank": config.rank}
+    try:
+        EagleConfig.model_validate({"rank": "full"})
+    except ValidationError:
+        return forms
+    return {**forms, "full_copy": "full"}
+
+
 def make_bench(
-    trunk: Trunk, domains: int, rank: int, compiled: bool, *, rows: int = ROWS, time_products: bool = True
+    trunk: Trunk,
+    domains: int,
+    rank: int | str,
+    compiled: bool,
+    *,
+    rows: int = ROWS,
+    time_products: bool = True,
 ) -> Bench:
     """A head over ``trunk`` with that many domains, all of whose experts differ from the trunk."""
     generator = torch.Generator().manual_seed(domains)
@@ -84,7 +103,7 @@ def make_bench(
 
 def domain_costs(
     trunk: Trunk,
-    rank: int,
+    forms: Mapping[str, int | str],
     *,
     repeats: int = 60,
     rows: int = ROWS,
@@ -92,29 +111,29 @@ def domain_costs(
     seed: int = 0,
     time_products: bool = True,
 ) -> dict[str, dict[str, Any]]:
-    """By number of domains: ``step_ms`` of every head, its ratio to the first number's, and bytes.
+    """By number of domains: ``step_ms`` by form of expert and head, its ratio to the first number's, bytes.
 
     Every row's domain is drawn uniformly for every step. The numbers take turns step by step, in rotated
     order, so a ratio compares neighbours in time.
     """
     draw = random.Random(seed)
-    found: dict[str, dict[str, Any]] = {str(count): {"step_ms": {}, "ratio": {}} for count in counts}
-    for head, compiled in (("compiled", True), ("library", False)):
+    empty = ("step_ms", "ratio", "bytes_per_expert")
+    found: dict[str, dict[str, Any]] = {str(count): {key: {} for key in empty} for count in counts}
+    for (form, rank), (head, compiled) in product(forms.items(), (("compiled", True), ("library", False))):
         benches = {
             count: make_bench(trunk, count, rank, compiled, rows=rows, time_products=time_products)
             for count in counts
         }
-        ran = {count: isinstance(bench.source.forward, CompiledHead) for count, bench in benches.items()}
-        if compiled and not all(ran.values()):
+        if compiled and not all(isinstance(b.source.forward, CompiledHead) for b in benches.values()):
             continue
         times = _in_turn(benches, repeats, draw, trunk.shape.vocab_size)
         first = np.array(times[counts[0]])
         for count in counts:
             entry = found[str(count)]
-            entry["bytes_per_expert"] = benches[count].source.bank.bytes_per_expert
-            entry["step_ms"][f"low_rank_{head}"] = float(np.median(times[count]))
+            entry["bytes_per_expert"][form] = benches[count].source.bank.bytes_per_expert
+            entry["step_ms"][f"{form}_{head}"] = float(np.median(times[count]))
             median, low, high = median_interval((np.array(times[count]) / first).tolist(), seed)
-            entry["ratio"][f"low_rank_{head}"] = {"median": median, "low": low, "high": high}
+            entry["ratio"][f"{form}_{head}"] = {"median": median, "low": low, "high": high}
     return found
 
 

@@ -9,7 +9,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from draft_arms.domains import domain_costs
+from draft_arms.domains import domain_costs, expert_forms
 from draft_arms.engine import DraftArm, Ready
 from draft_arms.figures import arm_figures, differing, length_gains, ratios, routing
 from draft_arms.matrix import Drafts, answers_to, snapshot, specialisation
@@ -154,9 +154,7 @@ def serve_arms(
         arms, blocks, arguments.pilot, at_border, lambda text: print("  " + text, flush=True)
     )
     result: dict[str, Any] = {"arms": {}}
-    chosen = {arm.plan.arm: arm for arm in arms.values() if not tried or arm.plan.arm != "shared"}
-    if tried:
-        chosen["shared"] = arms[max(tried, key=lambda name: tried[name])]
+    chosen = {arm.plan.arm: arm for arm in arms.values()}
     for name, group in served.items():
         result["arms"][name] = {
             "labels": arm_figures(group),
@@ -183,7 +181,9 @@ def measure_domains(arguments: argparse.Namespace) -> dict[str, Any]:
     config = load_config(arguments.config)
     with resources.as_file(resources.files("drafts") / "data" / "trunk.safetensors") as file:
         trunk = Trunk.load(file)
-    costs = domain_costs(trunk, config.drafts.eagle.rank, repeats=arguments.repeats, seed=arguments.seed)
+    costs = domain_costs(
+        trunk, expert_forms(config.drafts.eagle), repeats=arguments.repeats, seed=arguments.seed
+    )
     return {"domains": costs}
 
 

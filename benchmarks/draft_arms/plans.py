@@ -79,7 +79,8 @@ def _shared_plans(config: PolydraftConfig, rates: Sequence[float]) -> list[Plan]
     buffer = learn.buffer.model_copy(update={"max_bytes": count * learn.buffer.max_bytes})
     own = drafts.eagle.rank
     plans: list[Plan] = []
-    for rate, rank in product(rates, dict.fromkeys((own, min(count * own, MOST_RANK)))):
+    ranks = [own] if own == "full" else [own, min(count * own, MOST_RANK)]
+    for rate, rank in product(rates, dict.fromkeys(ranks)):
         eagle = drafts.eagle.model_copy(update={"rank": rank})
         one = whole.model_copy(
             update={

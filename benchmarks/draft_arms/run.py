@@ -21,7 +21,7 @@ class Server(Protocol):
 
 
 def run_blocks(
-    arms: Mapping[str, Server],
+    arms: dict[str, Server],
     blocks: Sequence[Sequence[Ready]],
     pilot: int,
     on_border: Callable[[], None] = lambda: None,
@@ -34,7 +34,7 @@ def run_blocks(
     per pass goes on, under the arm's name.
 
     Args:
-        arms: By unique name.
+        arms: By unique name; variants that lost are taken out, so that they cost no more memory.
         blocks: Requests; a block lies before the last quarter or in it.
         pilot: Requests of a label before variants are judged.
         on_border: Called once, before the first block of the last quarter.
@@ -43,7 +43,6 @@ def run_blocks(
     Returns:
         What every arm served, in order, and τ of every variant over the pilot.
     """
-    running = dict(arms)
     served: dict[str, list[Served]] = {name: [] for name in arms}
     tried: dict[str, float] = {}
     judged = crossed = False
@@ -51,22 +50,22 @@ def run_blocks(
         at_border = block[0].asked.last and not crossed
         if not judged and (at_border or min(ready.asked.place for ready in block) > pilot):
             judged = True
-            tried = _judge(running, served)
+            tried = _judge(arms, served)
         if at_border:
             crossed = True
             on_border()
-        names = list(running)
+        names = list(arms)
         shift = number % len(names)
         for name in [*names[shift:], *names[:shift]]:
-            served[name] += [running[name].serve(ready, number) for ready in block]
+            served[name] += [arms[name].serve(ready, number) for ready in block]
         say(f"block {number + 1} of {len(blocks)}")
-    return {running[name].plan.arm: served[name] for name in running}, tried
+    return {arm.plan.arm: served[name] for name, arm in arms.items()}, tried
 
 
-def _judge(running: dict[str, Server], served: Mapping[str, Sequence[Served]]) -> dict[str, float]:
-    """Leave the best variant of every arm in ``running``; τ of those that were compared."""
+def _judge(arms: dict[str, Server], served: Mapping[str, Sequence[Served]]) -> dict[str, float]:
+    """Leave the best variant of every arm in ``arms``; τ of those that were compared."""
     variants: dict[str, list[str]] = {}
-    for name, arm in running.items():
+    for name, arm in arms.items():
         variants.setdefault(arm.plan.arm, []).append(name)
     tried: dict[str, float] = {}
     for names in variants.values():
@@ -77,5 +76,5 @@ def _judge(running: dict[str, Server], served: Mapping[str, Sequence[Served]]) -
         best = max(taus, key=lambda name: taus[name])
         for name in names:
             if name != best:
-                del running[name]
+                del arms[name]
     return tried

@@ -10,7 +10,8 @@ def show(result: Mapping[str, Any]) -> None:
     """Print what there is of domains, arms and matrix."""
     for count, entry in result.get("domains", {}).items():
         times = ", ".join(f"{head} {ms:.2f} ms" for head, ms in entry["step_ms"].items())
-        print(f"{count:>3} domains: {times}; {entry['bytes_per_expert']} bytes an expert")
+        sizes = ", ".join(f"{form} {size}" for form, size in entry["bytes_per_expert"].items())
+        print(f"{count:>3} domains: {times}; bytes of an expert: {sizes}")
     arms = result.get("arms", {})
     if arms:
         _arms(arms)

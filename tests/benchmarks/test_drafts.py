@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 import torch
 from draft_arms import figures, main, matrix
-from draft_arms.domains import domain_costs
+from draft_arms.domains import domain_costs, expert_forms
 from draft_arms.engine import Ready, Served
 from draft_arms.order import Asked, in_blocks, in_order
 from draft_arms.plans import ARMS, make_plans, with_label_domains
 from draft_arms.run import run_blocks
 from draft_arms.show import show
 
+from drafts.config import EagleConfig
 from drafts.errors import InvalidValueError, UnknownNameError
 from drafts.trunk import Trunk
 from osd.serve.load import build_target
@@ -217,14 +218,17 @@ class TestMatrix:
 
 
 def test_domains_cost_is_measured_for_every_number_of_them() -> None:
-    found = domain_costs(tiny_trunk(), 2, repeats=4, rows=3, counts=(2, 5), time_products=False)
+    found = domain_costs(tiny_trunk(), {"low_rank": 2}, repeats=4, rows=3, counts=(2, 5), time_products=False)
     assert list(found) == ["2", "5"]
+    pairs = (16, 48), (24, 16), (16, len(IDS))
     for entry in found.values():
         assert entry["step_ms"]["low_rank_library"] > 0.0
-        assert (
-            entry["bytes_per_expert"] == 4 * sum(2 * (i + o) for i, o in ((16, 48), (24, 16), (16, 25))) + 100
-        )
+        assert entry["bytes_per_expert"]["low_rank"] == 4 * (sum(2 * (i + o) for i, o in pairs) + len(IDS))
         assert set(entry["ratio"]) == set(entry["step_ms"])
+
+
+def test_experts_of_the_configs_rank_are_measured_first() -> None:
+    assert next(iter(expert_forms(EagleConfig(rank=4)).items())) == ("low_rank", 4)
 
 
 def test_all_arms_on_a_tiny_target(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
