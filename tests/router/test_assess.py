@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
+from typer.testing import CliRunner
 
 from drafts.errors import InvalidValueError
 from drafts.trunk import Trunk
 from osd.learn.rehearse import Chains
 from osd.serve.load import build_target
 from osd.types import Assignment
+from router.app import cli
 from router.app.assess import AssessSettings, Routed, assess, routing_figures
 from router.app.commands.assess import show
 from router.app.paired import ratio_gain
@@ -138,3 +140,19 @@ def test_traffic_that_cannot_be_answered_is_refused(result: dict[str, Any]) -> N
             byte_tokenizer(),
             None,  # type: ignore[arg-type]
         )
+
+
+def test_the_command_prints_verdicts_and_writes_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = build_target(tiny_model("llama", vocab_size=len(SPECIAL) + 256), name="tiny")
+    monkeypatch.setattr("osd.serve.load.load_target", lambda *_, **__: (target, byte_tokenizer()))
+    monkeypatch.setattr("router.mind.router.SentenceEncoder", lambda *_, **__: WordEncoder())
+    traffic, config, out = tmp_path / "my.jsonl", tmp_path / "my.yaml", tmp_path / "deep" / "out.json"
+    traffic.write_text("\n".join(json.dumps({"prompt": "boat sail harbour"}) for _ in range(3)))
+    config.write_text(json.dumps(CONFIG))
+    command = ["assess", str(traffic), "--config", str(config), "--max-tokens", "8", "--limit", "2"]
+    found = CliRunner().invoke(cli.app, [*command, "--json", str(out)])
+    assert found.exit_code == 0, found.output
+    written = json.loads(out.read_text())
+    assert written["routing"]["prompts"] == 2
+    assert "trunk" not in written["options"]
+    assert written["verdicts"]["memories"]["words"] in found.output
