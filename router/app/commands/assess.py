@@ -89,7 +89,8 @@ def show(console: Any, result: dict[str, Any]) -> None:
     purity = "" if routing["purity"] is None else f", purity {routing['purity']:.2f}"
     console.print(f"prompts by domain: {counts}; unknown {routing['unknown_share']:.0%}{purity}")
     table = Table("drafts", "tokens a pass", "tokens/s expected", "over plain")
-    for name, row in {**result["options"], **result.get("experts", {})}.items():
+    late = {f"{name}, last third": row for name, row in result.get("experts", {}).items()}
+    for name, row in {**result["options"], **late}.items():
         table.add_row(
             name.replace("_", " "),
             f"{row['mean_accepted_length']:.2f}",
