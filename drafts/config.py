@@ -159,6 +159,10 @@ class DraftsConfig(_Config):
         description="Draft kinds that may propose; none turns speculation off.",
     )
     max_depth: int = Field(default=8, ge=1, le=64, description="Deepest proposal, in tokens.")
+    trees: bool = Field(
+        default=True,
+        description="Propose token trees; off, a proposal is one chain as long as pays.",
+    )
     lookup: LookupConfig = Field(default_factory=LookupConfig, description="The request's own text.")
     ngram: NgramConfig = Field(default_factory=NgramConfig, description="The domain's memory.")
     eagle: EagleConfig = Field(default_factory=EagleConfig, description="The neural head and its experts.")

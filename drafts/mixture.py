@@ -42,6 +42,7 @@ class Mixture:
         learn: False keeps the sources from learning the text of finished requests.
         default: Domain whose sources are used by domains that are not listed.
         only: Restricts all domains to these sources; ``None`` does not.
+        trees: False proposes chains only, as a fixed k does.
         clock: Seconds, by which drafting is timed.
     """
 
@@ -51,6 +52,7 @@ class Mixture:
     learn: bool = True
     default: str = "base"
     only: frozenset[str] | None = None
+    trees: bool = True
     learn_seconds: float = 0.0
     ledger: Ledger = field(default_factory=Ledger)
     clock: Callable[[], float] = time.perf_counter
@@ -95,6 +97,7 @@ class Mixture:
                 self.calls.ask(at, source, rows, caps, self._askable(name, rows), name, worth)
         if fixed is None:
             self._probe(rows, caps, price, goodput)
+        if fixed is None and self.trees:
             self._branch(len(rows))
         else:
             for asked, cap in zip(self._asked, caps, strict=True):

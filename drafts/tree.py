@@ -117,14 +117,17 @@ class TreeGrower:
         return tuple(tokens)
 
     def main_path(self, limit: int) -> Proposal:
-        """The most probable chain, of at most ``limit`` tokens, continued by the memories where it ends."""
+        """The most probable chain, of at most ``limit`` tokens, continued by the memories where it ends.
+
+        It ends before a token whose reach is below the floor.
+        """
         chosen: list[int] = []
         at = ROOT
         while len(chosen) < limit:
             if at not in self._positions:
                 self._ask(at)
             best = self._best_child(at)
-            if best is None:
+            if best is None or self._nodes[best].reach < self.floor:
                 break
             chosen.append(best)
             at = best

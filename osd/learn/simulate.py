@@ -57,16 +57,20 @@ def right_flags(
     return flags
 
 
+def chain_counts(right: torch.Tensor, k: int) -> tuple[int, int]:
+    """Tokens and target passes of greedy chains of ``k`` over an answer whose first token prefill gave."""
+    reach = right[:k].int().cumprod(0).sum(0).tolist()
+    passes, position = 0, 1
+    while position < len(reach):
+        passes, position = passes + 1, position + min(int(reach[position]) + 1, len(reach) - position)
+    return max(len(reach) - 1, 0), passes
+
+
 def mean_accepted_length(flags: Sequence[torch.Tensor], k: int) -> float:
-    """Tokens per target pass of greedy chains of ``k``: the first token of an answer comes from prefill."""
-    tokens = passes = 0
-    for right in flags:
-        reach = right[:k].int().cumprod(0).sum(0).tolist()
-        position = 1
-        while position < len(reach):
-            step = min(int(reach[position]) + 1, len(reach) - position)
-            tokens, passes, position = tokens + step, passes + 1, position + step
-    return tokens / passes if passes else 0.0
+    """Tokens per target pass of greedy chains of ``k``; 0 where no answer needed a pass."""
+    counts = [chain_counts(right, k) for right in flags]
+    passes = sum(count for _, count in counts)
+    return sum(tokens for tokens, _ in counts) / passes if passes else 0.0
 
 
 def summarise(flags: Sequence[torch.Tensor]) -> Simulated:
@@ -86,6 +90,26 @@ def summarise(flags: Sequence[torch.Tensor]) -> Simulated:
     return Simulated(positions, by_depth[0], tuple(by_depth), tau)
 
 
+@torch.no_grad()
+def answer_flags(
+    trunk: Trunk,
+    embedding: torch.Tensor,
+    output: torch.Tensor,
+    answers: Sequence[Text],
+    steps: int = 4,
+    batch: int = 16,
+    expert: Expert | None = None,
+) -> list[torch.Tensor]:
+    """:func:`right_flags` of every answer, in the order given; batches hold answers of similar length."""
+    flags: dict[int, torch.Tensor] = {}
+    ordered = sorted(range(len(answers)), key=lambda at: len(answers[at].tokens))
+    for start in range(0, len(ordered), batch):
+        places = ordered[start : start + batch]
+        texts = [answers[at] for at in places]
+        flags.update(zip(places, right_flags(trunk, embedding, output, texts, steps, expert), strict=True))
+    return [flags[at] for at in range(len(answers))]
+
+
 def simulate(
     trunk: Trunk,
     embedding: torch.Tensor,
@@ -97,11 +121,8 @@ def simulate(
 ) -> dict[str, Simulated]:
     """Figures per label of ``answers`` (and ``"all"``) for chains up to ``steps``."""
     by_label: dict[str, list[torch.Tensor]] = {}
-    ordered = sorted(answers, key=lambda a: len(a.tokens))
-    for start in range(0, len(ordered), batch):
-        texts = ordered[start : start + batch]
-        right = right_flags(trunk, embedding, output, texts, steps, expert)
-        for text, flags in zip(texts, right, strict=True):
-            by_label.setdefault(getattr(text, "label", ""), []).append(flags)
-            by_label.setdefault("all", []).append(flags)
-    return {label: summarise(flags) for label, flags in sorted(by_label.items())}
+    flags = answer_flags(trunk, embedding, output, answers, steps, batch, expert)
+    for answer, right in zip(answers, flags, strict=True):
+        by_label.setdefault(getattr(answer, "label", ""), []).append(right)
+        by_label.setdefault("all", []).append(right)
+    return {label: summarise(group) for label, group in sorted(by_label.items())}

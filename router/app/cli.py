@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from drafts.errors import PolydraftError
-from router.app.commands import config, domains, export, pretrain, replay, serve
+from router.app.commands import assess, config, domains, export, pretrain, replay, serve
 
 app = typer.Typer(
     name="polydraft",
@@ -32,7 +32,9 @@ app = typer.Typer(
 
     [cyan]polydraft stats[/cyan]  acceptance per domain of the running server
 
-    [cyan]polydraft replay examples/traffic/mixed.jsonl --config configs/demo.yaml[/cyan]  measure it""",
+    [cyan]polydraft replay examples/traffic/mixed.jsonl --config configs/demo.yaml[/cyan]  measure it
+
+    [cyan]polydraft assess my.jsonl --config configs/demo.yaml[/cyan]  would it pay on my prompts?""",
 )
 
 
@@ -59,6 +61,7 @@ def polydraft(
 app.command("serve")(serve.serve)
 app.command("replay")(replay.replay)
 app.command("pretrain")(pretrain.pretrain)
+app.command("assess")(assess.assess)
 app.add_typer(domains.app, name="domains")
 app.command("stats")(domains.stats)
 app.add_typer(config.app, name="config")

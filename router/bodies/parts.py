@@ -128,7 +128,8 @@ def build_drafts(
     ngram = built.get("ngram")
     parts.ngram = ngram if isinstance(ngram, NgramSource) else None
     versions = None if parts.bank is None else VersionFollower(registry, parts.bank)
-    parts.mixture = Mixture(built, _domain_sources(config, sources, list(built)), versions, learn)
+    named = _domain_sources(config, sources, list(built))
+    parts.mixture = Mixture(built, named, versions, learn, trees=config.drafts.trees)
     for domain in (BASE_DOMAIN, *(item.name for item in config.domains)):
         parts.add_domain(domain)
     parts.mixture.swap()

@@ -87,6 +87,19 @@ def test_sources_that_disagree_are_verified_side_by_side():
     assert {"a", "b"} <= set(wide[-1].sources)
 
 
+def test_without_trees_a_proposal_is_one_chain_as_long_as_pays():
+    sources = {"a": Scripted([7, 8], 0.9), "b": Scripted([9, 4], 0.9)}
+    by_trees = {trees: Mixture(dict(sources), trees=trees) for trees in (True, False)}
+    found = {
+        trees: mixture.propose([row()], [4], Price(1, lambda n: 20.0 + 0.1 * n, None))[0]
+        for trees, mixture in by_trees.items()
+    }
+    assert not found[True].is_chain
+    assert found[False].is_chain
+    assert 0 < len(found[False]) <= 2
+    assert by_trees[False].propose([row()], [4], Price(1, steep, None))[0].tokens == ()
+
+
 def test_a_fixed_k_gives_a_chain():
     mixture = Mixture({"a": Scripted([5, 6], 0.6), "b": Scripted([7, 8], 0.6)})
     proposal = mixture.propose([row()], [8], price(fixed_k=4))[0]

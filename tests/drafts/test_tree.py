@@ -106,3 +106,12 @@ def test_a_head_that_does_not_stop_is_held_to_the_depth():
     for token in range(5, 12):
         tree.extend(0, [(token, 0.9)], 0.0)
     assert max(tree.ranked(24).depths) == 2
+
+
+def test_a_chain_ends_where_a_node_is_not_worth_growing():
+    tables = {(): [(5, 0.9)], (5,): [(6, 0.9)], (5, 6): [(7, 0.02)], (5, 6, 7): [(8, 0.02)]}
+    whole, cut = grower(tables, depth=8, floor=0.0), grower(tables, depth=8, floor=0.3)
+    for tree in (whole, cut):
+        tree.start()
+    assert whole.main_path(8).tokens == (5, 6, 7, 8)
+    assert cut.main_path(8).tokens == (5, 6)

@@ -13,10 +13,10 @@ from drafts.eagle3 import Eagle3Head, read_eagle3
 from drafts.errors import CheckpointError, ExportError, InvalidValueError, UnknownNameError
 from drafts.registry import Registry
 from drafts.trunk import Trunk
+from osd.serve.lend import head_shape
 from osd.serve.load import build_target
 from router.app import cli
 from router.app import export as app
-from router.app.trunk import head_shape
 from router.config import PolydraftConfig
 from tests.router.tiny_engine import CONFIG, byte_tokenizer
 from tests.tiny import tiny_model
