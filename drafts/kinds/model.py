@@ -5,14 +5,17 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
+from drafts.adapters import BASE, AdapterBank
+from drafts.bank import Expert
+from drafts.chain_batch import ChainBatch, RowState
 from drafts.config import ModelConfig
-from drafts.errors import InvalidValueError
+from drafts.errors import InvalidValueError, UnknownNameError
 from drafts.kinds.base import DraftRow, Draws, Extend, Guess, NeuralSource
 from drafts.proposal import DraftDistribution
 
@@ -45,6 +48,7 @@ class DraftModel:
         candidates: Tokens that compete under the noise of sampled requests.
         width: Candidates named per position.
         label: How messages name it.
+        rank: Rank of the domains' adapters; 0 for a model that does not learn.
     """
 
     def __init__(
@@ -56,6 +60,7 @@ class DraftModel:
         candidates: int = 256,
         width: int = 3,
         label: str = "draft",
+        rank: int = 0,
     ) -> None:
         embedded = model.get_input_embeddings().weight.shape[0]
         if embedded < vocab_size:
@@ -76,6 +81,8 @@ class DraftModel:
         names = inspect.signature(model.forward).parameters
         self._cache_name = "cache" if "cache" in names else "past_key_values"
         self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in names else {}
+        self._takes_positions = "position_ids" in names
+        self.adapters = AdapterBank(model, rank) if rank else None
 
     @classmethod
     def load(cls, config: ModelConfig, target_tokenizer: Any) -> DraftModel:
@@ -100,50 +107,59 @@ class DraftModel:
             max_depth=config.max_depth,
             candidates=config.candidates,
             label=config.path,
+            rank=config.rank,
         )
 
     @torch.inference_mode()
-    def next_logits(self, tokens: Sequence[int], cache: Any) -> torch.Tensor:
-        """Feed ``tokens`` behind what ``cache`` holds; float32 logits ``[vocab_size]`` of the next token."""
-        ids = torch.tensor([list(tokens)], device=self.model.device)
-        output = self.model(input_ids=ids, use_cache=True, **{self._cache_name: cache}, **self._last_only)
-        logits: torch.Tensor = output.logits[0, -1, : self.vocab_size].float()
-        return logits
+    def next_logits(
+        self, ids: torch.Tensor, held: Any, mask: torch.Tensor | None, names: Sequence[str]
+    ) -> torch.Tensor:
+        """float32 logits ``[R, vocab_size]`` of the token after ``ids [R, n]``, read behind what ``held`` has.
+
+        Args:
+            ids: Equally many new tokens of each row.
+            held: The library's cache, padded on the left; it grows by ``n``.
+            mask: int64 ``[R, held + n]``, 0 where a row has no token; ``None`` where all have.
+            names: The adapter of each row.
+        """
+        inputs: dict[str, Any] = {self._cache_name: held, **self._last_only}
+        if mask is not None:
+            inputs["attention_mask"] = mask
+            if self._takes_positions:
+                inputs["position_ids"] = (mask.cumsum(-1) - 1).clamp_min(0)[:, -ids.shape[1] :]
+        if self.adapters is not None:
+            inputs["adapter_names"] = list(names)
+        run = self.model if self.adapters is None else self.adapters.model
+        logits: torch.Tensor = run(input_ids=ids, use_cache=True, **inputs).logits
+        return logits[:, -1, : self.vocab_size].float()
+
+    def state_for(self, domain: str, before: object) -> RowState:
+        """What a row of ``domain`` holds: ``before`` if it was made with just these weights, else nothing."""
+        name, stamp = BASE, 0
+        if self.adapters is not None and domain in self.adapters:
+            name, stamp = self.adapters.name(domain), self.adapters.stamp(domain)
+        serves = (self, name, stamp if name != BASE else 0)
+        if isinstance(before, RowState) and before.serves == serves:
+            return before
+        return RowState(serves, name)
 
 
 @dataclass
-class _RowState:
-    """One request's cache: the tokens it holds, of which the first ``committed`` are known to be final."""
+class _Path:
+    """A row that drafts in this step."""
 
-    draft: DraftModel
-    cache: Any = field(default_factory=DynamicCache)
-    held: list[int] = field(default_factory=list)
-    committed: int = 0
-
-    def catch_up(self, tokens: Sequence[int]) -> torch.Tensor:
-        """Drop what was rejected, read what was committed since; logits after the last token (case A23)."""
-        same, limit = self.committed, min(len(self.held), len(tokens) - 1)
-        while same < limit and self.held[same] == tokens[same]:
-            same += 1
-        same = min(same, limit)
-        if same < len(self.held):
-            self.cache.crop(same - len(self.held))
-            del self.held[same:]
-        logits = self.feed(tokens[same:])
-        self.committed = len(tokens)
-        return logits
-
-    def feed(self, tokens: Sequence[int]) -> torch.Tensor:
-        """Append ``tokens``; logits after the last one."""
-        logits = self.draft.next_logits(tokens, self.cache)
-        self.held.extend(tokens)
-        return logits
+    at: int
+    row: DraftRow
+    state: RowState
+    limit: int
+    depth: int = 0
+    token: int = -1
 
 
 class ModelSource(NeuralSource):
     """Chains of a draft model: one for all domains, or one that a domain brought along.
 
-    Rows run one after another, each with its own cache. A row longer than the draft's context gets no
+    Rows of one model run together, each under its domain's adapter; models run one after another. A row longer than the draft's context gets no
     proposal, with one warning (case A08); neither does one whose logits are not finite (case A18).
 
     Args:
@@ -161,20 +177,76 @@ class ModelSource(NeuralSource):
         self._own[domain] = draft
 
     def add_domain(self, domain: str, parent: str | None = None) -> None:
-        """A child drafts with its parent's model."""
+        """A child drafts with its parent's model, under a copy of its adapter."""
         if parent in self._own:
             self._own.setdefault(domain, self._own[parent])
+        draft = self.of(domain)
+        if draft is not None and draft.adapters is not None:
+            draft.adapters.add(domain, parent)
 
     def drop_domain(self, domain: str) -> None:
-        """Release the domain's own model."""
+        """Release the domain's adapter and its own model."""
+        draft = self.of(domain)
+        if draft is not None and draft.adapters is not None:
+            draft.adapters.drop(domain)
         self._own.pop(domain, None)
+
+    def __contains__(self, domain: str) -> bool:
+        """Whether the domain has an adapter."""
+        draft = self.of(domain)
+        return draft is not None and draft.adapters is not None and domain in draft.adapters
+
+    def tensors(self, domain: str) -> Expert:
+        """A copy of the domain's adapter."""
+        return self._adapters(domain).tensors(domain)
+
+    def load(self, domain: str, tensors: Expert) -> None:
+        """Serve ``tensors`` as the domain's adapter; rows rebuild their caches (case A27).
+
+        Raises:
+            UnknownNameError: The domain has no adapter.
+            CheckpointError: See :meth:`AdapterBank.load`.
+        """
+        self._adapters(domain).load(domain, tensors)
+
+    def check(self, domain: str, tensors: Expert) -> None:
+        """Raise :class:`CheckpointError` unless ``tensors`` could be loaded for the domain."""
+        self._adapters(domain).check(tensors)
+
+    def by_fingerprint(self, fingerprint: torch.Tensor) -> DraftModel | None:
+        """The model that adapters with this fingerprint belong to."""
+        found = (draft for draft in (self.default, *self._own.values()) if draft is not None)
+        return next(
+            (d for d in found if d.adapters is not None and torch.equal(d.adapters.fingerprint, fingerprint)),
+            None,
+        )
+
+    def _adapters(self, domain: str) -> AdapterBank:
+        draft = self.of(domain)
+        if draft is None or draft.adapters is None:
+            raise UnknownNameError("domain", domain, [])
+        return draft.adapters
 
     def draft(
         self, rows: Sequence[DraftRow], limits: Sequence[int], extend: Extend, draw: bool = False
     ) -> None:
         """See :meth:`NeuralSource.draft`."""
+        groups: dict[int, list[_Path]] = {}
         for index, (row, limit) in enumerate(zip(rows, limits, strict=True)):
-            self._draft(index, row, limit, extend, draw)
+            draft = self.of(row.domain)
+            if draft is None or limit <= 0 or not row.tokens:
+                continue
+            limit = min(limit, draft.max_depth, self._room(draft, row))
+            if limit > 0:
+                state = draft.state_for(row.domain, row.scratch.get(self.name))
+                row.scratch[self.name] = state
+                groups.setdefault(id(draft), []).append(_Path(index, row, state, limit))
+        for paths in groups.values():
+            self._draft(paths[0].state.serves[0], paths, extend, draw)
+
+    def of(self, domain: str) -> DraftModel | None:
+        """The model that drafts for a domain."""
+        return self._own.get(domain, self.default)
 
     def describe(self, domain: str) -> dict[str, int | float | str]:
         """Name and size in bytes of the model that drafts for a domain."""
@@ -184,26 +256,38 @@ class ModelSource(NeuralSource):
         size = sum(p.numel() * p.element_size() for p in draft.model.parameters())
         return {"model": draft.label, "bytes": size}
 
-    def _draft(self, index: int, row: DraftRow, limit: int, extend: Extend, draw: bool) -> None:
-        draft = self._own.get(row.domain, self.default)
-        if draft is None or limit <= 0 or not row.tokens:
-            return
-        limit = min(limit, draft.max_depth, self._room(draft, row))
-        if limit <= 0:
-            return
-        state = row.scratch.get(self.name)
-        if not isinstance(state, _RowState) or state.draft is not draft:
-            state = row.scratch[self.name] = _RowState(draft)
-        logits = state.catch_up(row.tokens)
-        for depth in range(limit):
-            if not bool(torch.isfinite(logits).all()):
+    def _draft(self, draft: DraftModel, alive: list[_Path], extend: Extend, draw: bool) -> None:
+        batch = ChainBatch(
+            [path.state for path in alive],
+            [path.row.tokens for path in alive],
+            draft.next_logits,
+            DynamicCache,
+        )
+        logits = batch.read(draft.model.device)
+        while kept := self._extend(draft, alive, logits, extend, draw):
+            if len(kept) < len(alive):
+                batch.keep(kept)
+                alive = [alive[i] for i in kept]
+            logits = batch.feed([path.token for path in alive])
+        batch.leave()
+
+    def _extend(
+        self, draft: DraftModel, alive: Sequence[_Path], logits: torch.Tensor, extend: Extend, draw: bool
+    ) -> list[int]:
+        """Offer each row's candidates; indices of the rows that go deeper."""
+        kept: list[int] = []
+        finite = torch.isfinite(logits).all(-1).tolist()
+        for index, path in enumerate(alive):
+            if not finite[index]:
                 logger.warning("draft model %s gave non-finite logits; no proposal", draft.label)
-                row.scratch.pop(self.name)
-                return
-            token = extend(index, _choose(draft, logits, row, depth, draw))
-            if token is None or depth + 1 == limit:
-                return
-            logits = state.feed([token])
+                path.row.scratch.pop(self.name)
+                continue
+            token = extend(path.at, _choose(draft, logits[index], path.row, path.depth, draw))
+            path.depth += 1
+            if token is not None and path.depth < path.limit:
+                path.token = token
+                kept.append(index)
+        return kept
 
     @staticmethod
     def _room(draft: DraftModel, row: DraftRow) -> int:
