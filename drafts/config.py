@@ -146,7 +146,10 @@ class ModelConfig(_Config):
         description="Most probable tokens that compete under the noise of a sampled request.",
     )
     rank: int = Field(
-        default=16, ge=0, le=1024, description="Rank of each domain's LoRA adapter; 0 keeps the model as it is."
+        default=16,
+        ge=0,
+        le=1024,
+        description="Rank of each domain's LoRA adapter; 0 keeps the model as it is.",
     )
 
 

@@ -15,7 +15,7 @@ from drafts.adapters import BASE, AdapterBank
 from drafts.bank import Expert
 from drafts.chain_batch import ChainBatch, RowState
 from drafts.config import ModelConfig
-from drafts.errors import InvalidValueError, UnknownNameError
+from drafts.errors import CheckpointError, InvalidValueError, UnknownNameError
 from drafts.kinds.base import DraftRow, Draws, Extend, Guess, NeuralSource
 from drafts.proposal import DraftDistribution
 
@@ -133,6 +133,17 @@ class DraftModel:
         logits: torch.Tensor = run(input_ids=ids, use_cache=True, **inputs).logits
         return logits[:, -1, : self.vocab_size].float()
 
+    def logits_at(self, expert: Expert, ids: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        """float32 logits ``[P, vocab_size]`` behind positions ``at [P]`` of one text ``ids [1, n]`` under ``expert``.
+
+        Differentiable in ``expert``; see :meth:`AdapterBank.run`.
+        """
+        assert self.adapters is not None
+        some = {"logits_to_keep": at} if self._last_only else {}
+        logits: torch.Tensor = self.adapters.run(expert, input_ids=ids, use_cache=False, **some).logits[0]
+        chosen = logits if self._last_only else logits[at]
+        return chosen[:, : self.vocab_size].float()
+
     def state_for(self, domain: str, before: object) -> RowState:
         """What a row of ``domain`` holds: ``before`` if it was made with just these weights, else nothing."""
         name, stamp = BASE, 0
@@ -209,9 +220,19 @@ class ModelSource(NeuralSource):
         """
         self._adapters(domain).load(domain, tensors)
 
-    def check(self, domain: str, tensors: Expert) -> None:
-        """Raise :class:`CheckpointError` unless ``tensors`` could be loaded for the domain."""
-        self._adapters(domain).check(tensors)
+    def fits(self, domain: str, tensors: Expert) -> bool:
+        """Whether ``tensors`` could be loaded for the domain."""
+        try:
+            self._adapters(domain).check(tensors)
+        except CheckpointError:
+            return False
+        return True
+
+    @property
+    def learns(self) -> bool:
+        """Whether any model takes adapters; one that a domain brings later on may."""
+        drafts = [draft for draft in (self.default, *self._own.values()) if draft is not None]
+        return not drafts or any(draft.adapters is not None for draft in drafts)
 
     def by_fingerprint(self, fingerprint: torch.Tensor) -> DraftModel | None:
         """The model that adapters with this fingerprint belong to."""

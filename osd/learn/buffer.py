@@ -70,8 +70,11 @@ class DomainBuffer:
                 gone = self.held.pop(0)
             over -= gone.nbytes
 
-    def draw(self, count: int) -> list[tuple[BufferRecord, int]]:
-        """``count`` (record, row) pairs to train on, drawn with replacement by the policy; [] if empty."""
+    def draw(self, count: int, together: int = 1) -> list[tuple[BufferRecord, int]]:
+        """``count`` (record, row) pairs to train on, drawn with replacement by the policy; [] if empty.
+
+        ``together`` rows are drawn of each chosen record.
+        """
         if not self.training:
             return []
         newest = self.training[-1].number
@@ -81,8 +84,10 @@ class DomainBuffer:
             weights = [
                 w * 0.5 ** ((newest - r.number) / half) for w, r in zip(weights, self.training, strict=True)
             ]
-        chosen = self._random.choices(self.training, weights, k=count)
-        return [(record, self._random.randrange(record.size)) for record in chosen]
+        chosen = self._random.choices(self.training, weights, k=-(-count // together))
+        return [(record, self._random.randrange(record.size)) for record in chosen for _ in range(together)][
+            :count
+        ]
 
     def purge(self) -> None:
         """Forget every record."""

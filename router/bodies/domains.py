@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from drafts.errors import InvalidValueError
+from drafts.expert_key import expert_key
 from osd.serve.engine import Engine as Core
 from osd.types import BASE_DOMAIN
 from router.bodies.parts import DraftParts
@@ -80,8 +81,10 @@ class DomainLife:
         buffer: dict[str, Any] = {}
         if "ngram" in sources:
             buffer["memory_tokens"] = sources["ngram"].get("tokens", 0)
-        if scheduler is not None and name in scheduler.domains:
-            buffer["records"] = scheduler.domains[name].figures()["buffer_records"]
+        keys = [] if scheduler is None else [expert_key(name, kind) for kind in scheduler.heads]
+        known = [scheduler.domains[key] for key in keys if scheduler is not None and key in scheduler.domains]
+        if known:
+            buffer["records"] = sum(len(domain.buffer.training) for domain in known)
         return {
             "sources": sources,
             "version": mixture.version(name),

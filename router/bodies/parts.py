@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from drafts import kinds
 from drafts.bank import ExpertBank
 from drafts.errors import InvalidValueError, UnknownNameError
+from drafts.expert_key import expert_key
 from drafts.kinds.base import Source
 from drafts.kinds.eagle import EagleSource
 from drafts.kinds.lookup import LookupSource
@@ -19,13 +20,16 @@ from drafts.kinds.ngram import NgramSource
 from drafts.mixture import Mixture
 from drafts.registry import Registry
 from drafts.trunk import Trunk
-from drafts.versions import VersionFollower
+from drafts.versions import Bank, Banks, VersionFollower
 from osd.learn.config import LearnConfig
-from osd.learn.head import EagleHead
+from osd.learn.head import EagleHead, TrainableHead
 from osd.learn.scheduler import LearningScheduler
 from osd.serve.target import TargetModel
 from osd.types import BASE_DOMAIN, Event
 from router.config import DomainConfig, PolydraftConfig
+
+if TYPE_CHECKING:
+    from drafts.kinds.model import ModelSource
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +44,7 @@ class DraftParts:
     registry: Registry
     scheduler: LearningScheduler | None = None
     bank: ExpertBank | None = None
+    model: ModelSource | None = None
     ngram: NgramSource | None = None
 
     def add_domain(self, name: str) -> None:
@@ -55,14 +60,35 @@ class DraftParts:
                 self.registry.clone(BASE_DOMAIN, name)
             else:
                 self.registry.publish(name, self.bank.tensors(name), reason="born as the trunk")
+        if self.model is not None and name in self.model:
+            self._adapter_version(self.model, name)
+
+    def _adapter_version(self, model: ModelSource, name: str) -> None:
+        """The domain's adapter begins with a version: a copy of the base domain's where the model is the same.
+
+        One of another draft model or rank than config now names is forgotten.
+        """
+        key, base = expert_key(name, "model"), expert_key(BASE_DOMAIN, "model")
+        served, parent = self.registry.current(key), self.registry.current(base)
+        if served is not None and not model.fits(name, served.tensors):
+            log.warning(
+                "domain %s: the adapter's versions belong to another draft model; it starts anew", name
+            )
+            self.registry.drop(key)
+            served = None
+        if served is None and parent is not None and model.fits(name, parent.tensors):
+            self.registry.clone(base, key)
+        elif served is None:
+            self.registry.publish(key, model.tensors(name), reason="born as the draft model")
 
     def drop_domain(self, name: str) -> None:
         """Forget a domain's memory, expert, versions and buffer."""
         self.mixture.drop_domain(name)
         if self.scheduler is not None:
             self.scheduler.drop_domain(name)
-        if name in self.registry.domains():
-            self.registry.drop(name)
+        for key in (name, expert_key(name, "model")):
+            if key in self.registry.domains():
+                self.registry.drop(key)
 
 
 def build_drafts(
@@ -99,16 +125,26 @@ def build_drafts(
         source = _build_source(name, config, target, tokenizer, own_models)
         if source is not None:
             built[name] = source
-    eagle = built.get("eagle")
+    eagle, model = built.get("eagle"), built.get("model")
+    heads: dict[str, TrainableHead] = {}
+    banks: dict[str, Bank] = {}
     if isinstance(eagle, EagleSource):
-        parts.bank = eagle.bank
-        head = EagleHead(eagle.trunk, eagle.bank, eagle.embedding, eagle.output)
-        if learn and config.learn.enabled:
-            general, own = _learning(config, seed)
-            parts.scheduler = LearningScheduler(head, registry, general, on_event, overrides=own)
+        parts.bank = banks["eagle"] = eagle.bank
+        heads["eagle"] = EagleHead(eagle.trunk, eagle.bank, eagle.embedding, eagle.output)
+    if model is not None:
+        from drafts.kinds.model import ModelSource
+        from osd.learn.model_head import ModelHead
+
+        assert isinstance(model, ModelSource)
+        parts.model = banks["model"] = model
+        if model.learns:
+            heads["model"] = ModelHead(model, len(tokenizer))
+    if heads and learn and config.learn.enabled:
+        general, own = _learning(config, seed)
+        parts.scheduler = LearningScheduler(heads, registry, general, on_event, overrides=own)
     ngram = built.get("ngram")
     parts.ngram = ngram if isinstance(ngram, NgramSource) else None
-    versions = None if parts.bank is None else VersionFollower(registry, parts.bank)
+    versions = VersionFollower(registry, Banks(banks), tuple(banks)) if banks else None
     parts.mixture = Mixture(built, _domain_sources(config, sources, list(built)), versions, learn)
     for domain in (BASE_DOMAIN, *(item.name for item in config.domains)):
         parts.add_domain(domain)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from drafts.errors import PolydraftError
+from drafts.expert_key import split_key
 from osd.serve.engine import Engine as Core
 from osd.types import Event, FinishedRecord
 from router.bodies.parts import DraftParts
@@ -76,7 +77,9 @@ class StateKeeper:
             engine.parts.ngram.load_state({name: t for name, t in memories.items() if name in known})
         if engine.parts.scheduler is not None:
             buffers = self._buffers.load()
-            engine.parts.scheduler.load_state({name: t for name, t in buffers.items() if name in known})
+            engine.parts.scheduler.load_state(
+                {key: t for key, t in buffers.items() if split_key(key)[0] in known}
+            )
             engine.parts.scheduler.load_history(self._storage.load_document("learning") or {})
         engine.parts.mixture.load_state(self._storage.load_document("drafts") or {})
         engine.parts.mixture.swap()

@@ -9,7 +9,16 @@ from drafts.kinds.base import DraftRow
 from drafts.kinds.model import DraftModel, ModelSource
 from tests.tiny import VOCAB, tiny_model
 
-FAMILIES = ["llama", "gpt2", "qwen2-sliding", "gemma3", "gpt-neox", "bloom", "falcon-alibi", "mistral-sliding"]
+FAMILIES = [
+    "llama",
+    "gpt2",
+    "qwen2-sliding",
+    "gemma3",
+    "gpt-neox",
+    "bloom",
+    "falcon-alibi",
+    "mistral-sliding",
+]
 DOMAINS = ("base", "train", "lora_maths")
 
 
