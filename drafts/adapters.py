@@ -131,7 +131,7 @@ class AdapterBank:
             raise CheckpointError("adapter: it was trained on other weights than this draft model's")
 
     def run(self, tensors: Expert, **inputs: Any) -> Any:
-        """The model's output for one text under ``tensors``, which need not be served; differentiable in them.
+        """The model's output under ``tensors``, which need not be served; differentiable in them.
 
         What is served is not touched: the tensors stand in for the blank adapter during this call.
         """
@@ -167,7 +167,7 @@ class AdapterBank:
 
 
 def fingerprint(model: Any) -> torch.Tensor:
-    """int64 ``[4]`` of names, shapes and the first values of all weights: reads little, tells models apart."""
+    """int64 ``[4]`` of all weights' names, shapes and first values: reads little, tells models apart."""
     digest = hashlib.sha256()
     for name, parameter in model.named_parameters():
         digest.update(f"{name} {tuple(parameter.shape)}".encode())

@@ -24,7 +24,7 @@ Layers = list[tuple[torch.Tensor, torch.Tensor]]
 class Forward(Protocol):
     """A pass of the model over ``ids [R, n]`` behind ``held``; logits ``[R, vocab]`` of each next token."""
 
-    def __call__(
+    def __call__(  # noqa: D102
         self, ids: torch.Tensor, held: Any, mask: torch.Tensor | None, names: Sequence[str]
     ) -> torch.Tensor: ...
 

@@ -107,7 +107,7 @@ class VersionFollower:
             self._refused.pop(key, None)
 
     def served(self, domain: str) -> int:
-        """Number of the version that serves ``domain``, of its first kind; 0 before anything was published."""
+        """Version that serves ``domain``, of its first kind; 0 before anything was published."""
         return self._served.get(expert_key(domain, self.kinds[0]), 0)
 
     def served_by_kind(self, domain: str) -> dict[str, int]:

@@ -6,10 +6,11 @@ import inspect
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 from drafts.adapters import BASE, AdapterBank
 from drafts.bank import Expert
@@ -36,6 +37,26 @@ def check_tokenizers(target: Any, draft: Any, field_name: str = "draft.path") ->
         if ours.get(index) != theirs.get(index):
             allowed = f"the target's tokenizer; token id {index} is {ours.get(index)!r} there"
             raise InvalidValueError(field_name, theirs.get(index), allowed)
+
+
+def check_files(config: ModelConfig, target_tokenizer: Any, offline: bool = True) -> bool:
+    """Check a draft's tokenizer and sizes without its weights; False where its files are not on this machine.
+
+    Raises:
+        InvalidValueError: It does not fit the target, see :func:`check_tokenizers`.
+    """
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(config.path, local_files_only=offline)
+        shape = AutoConfig.from_pretrained(config.path, local_files_only=offline).get_text_config()
+    except (OSError, ValueError) as error:
+        if Path(config.path).is_absolute():
+            raise InvalidValueError("draft.path", config.path, f"a loadable model ({error})") from error
+        return False
+    check_tokenizers(target_tokenizer, tokenizer)
+    if shape.vocab_size < len(target_tokenizer):
+        allowed = f"a model that embeds {len(target_tokenizer)} ids, not {shape.vocab_size}"
+        raise InvalidValueError("draft.path", config.path, allowed)
+    return True
 
 
 class DraftModel:
@@ -99,7 +120,9 @@ class DraftModel:
         try:
             check_tokenizers(target_tokenizer, AutoTokenizer.from_pretrained(config.path))
             model = AutoModelForCausalLM.from_pretrained(config.path, dtype=dtype).to(device)
-        except OSError as error:
+        except (OSError, ValueError) as error:
+            if isinstance(error, InvalidValueError):
+                raise
             raise InvalidValueError("draft.path", config.path, f"a loadable model ({error})") from error
         return cls(
             model,
@@ -114,7 +137,7 @@ class DraftModel:
     def next_logits(
         self, ids: torch.Tensor, held: Any, mask: torch.Tensor | None, names: Sequence[str]
     ) -> torch.Tensor:
-        """float32 logits ``[R, vocab_size]`` of the token after ``ids [R, n]``, read behind what ``held`` has.
+        """float32 logits ``[R, vocab_size]`` of the token after ``ids [R, n]``, read behind ``held``.
 
         Args:
             ids: Equally many new tokens of each row.
@@ -134,9 +157,9 @@ class DraftModel:
         return logits[:, -1, : self.vocab_size].float()
 
     def logits_at(self, expert: Expert, ids: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
-        """float32 logits ``[P, vocab_size]`` behind positions ``at [P]`` of one text ``ids [1, n]`` under ``expert``.
+        """float32 logits ``[P, vocab_size]`` after positions ``at [P]`` of a text ``ids [1, n]``.
 
-        Differentiable in ``expert``; see :meth:`AdapterBank.run`.
+        Under ``expert`` and differentiable in it; see :meth:`AdapterBank.run`.
         """
         assert self.adapters is not None
         some = {"logits_to_keep": at} if self._last_only else {}
@@ -170,8 +193,9 @@ class _Path:
 class ModelSource(NeuralSource):
     """Chains of a draft model: one for all domains, or one that a domain brought along.
 
-    Rows of one model run together, each under its domain's adapter; models run one after another. A row longer than the draft's context gets no
-    proposal, with one warning (case A08); neither does one whose logits are not finite (case A18).
+    Rows of one model run together, each under its domain's adapter; models run one after another. A row
+    longer than the draft's context gets no proposal, with one warning (case A08); neither does one whose
+    logits are not finite (case A18).
 
     Args:
         default: The draft of domains without their own; ``None`` leaves those without proposals.

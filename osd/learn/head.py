@@ -61,7 +61,7 @@ class TrainableHead(Protocol):
         ...
 
     def logits(self, hidden: torch.Tensor, expert: Expert) -> torch.Tensor:
-        """Logits ``[P, V]`` over the draft vocabulary from what ``encode`` gave; differentiable in ``expert``."""
+        """Logits ``[P, V]`` over the draft vocabulary of what ``encode`` gave; differentiable."""
         ...
 
 
@@ -102,7 +102,7 @@ class EagleHead:
         prompt_length: int,
         positions: torch.Tensor,
     ) -> torch.Tensor:
-        """Hidden after attention, float16, at pair ``prompt_length - 2 + position`` (case A28: no shift more)."""
+        """Hidden after attention, float16, at pair ``prompt_length - 2 + position`` (case A28)."""
         assert features is not None
         trunk, device = self.trunk, self.embedding.device
         end = len(tokens) - 1

@@ -53,7 +53,7 @@ class ModelHead:
         prompt_length: int,
         positions: torch.Tensor,
     ) -> torch.Tensor:
-        """Contexts int32 ``[P, CONTEXT]`` of output ``positions``, from one common token on; -1 behind the end.
+        """Contexts int32 ``[P, CONTEXT]`` of output ``positions``, from one common token on, then -1.
 
         The last token of a context is the one before the position (case A28).
         """

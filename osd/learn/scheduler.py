@@ -136,7 +136,9 @@ class LearningScheduler:
 
     def add_domain(self, name: str, parent: str | None = None) -> None:
         """A new domain, inheriting a copy of its parent's buffer."""
-        for kind in self.heads if parent is not None else ():
+        if parent is None:
+            return
+        for kind in self.heads:
             key, source = expert_key(name, kind), expert_key(parent, kind)
             if key not in self.domains and source in self.domains:
                 self.domains[key] = DomainLearning(self.domains[source].buffer.copy())

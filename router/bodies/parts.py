@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drafts import kinds
 from drafts.bank import ExpertBank
+from drafts.config import ModelConfig
 from drafts.errors import InvalidValueError, UnknownNameError
 from drafts.expert_key import expert_key
 from drafts.kinds.base import Source
@@ -29,7 +30,7 @@ from osd.types import BASE_DOMAIN, Event
 from router.config import DomainConfig, PolydraftConfig
 
 if TYPE_CHECKING:
-    from drafts.kinds.model import ModelSource
+    from drafts.kinds.model import DraftModel, ModelSource
 
 log = logging.getLogger(__name__)
 
@@ -46,12 +47,36 @@ class DraftParts:
     bank: ExpertBank | None = None
     model: ModelSource | None = None
     ngram: NgramSource | None = None
+    tokenizer: Any = None
+    own_models: dict[str, ModelConfig] = field(default_factory=dict)
 
-    def add_domain(self, name: str) -> None:
+    def load_model(self, config: ModelConfig) -> DraftModel:
+        """A draft model that a domain registered while serving brings; nothing of what runs is touched.
+
+        Raises:
+            InvalidValueError: It cannot be loaded, its tokens are not the target's (case A22), or this
+                deployment has no draft models.
+        """
+        from drafts.kinds.model import DraftModel
+
+        if self.model is None:
+            raise InvalidValueError(
+                "draft.path", config.path, "a draft model only where drafts.sources has model"
+            )
+        return DraftModel.load(config, self.tokenizer)
+
+    def add_domain(self, name: str, own: tuple[ModelConfig, DraftModel] | None = None) -> None:
         """Serve a domain with every source; its expert begins as a copy of the base domain's.
 
         Called on the engine's thread, or before it runs. A known domain keeps what it has.
+
+        Args:
+            name: The domain.
+            own: A draft model of its own.
         """
+        if own is not None and self.model is not None:
+            self.own_models[name] = own[0]
+            self.model.attach(name, own[1])
         self.mixture.add_domain(name, parent=BASE_DOMAIN)
         if self.scheduler is not None:
             self.scheduler.add_domain(name)
@@ -64,7 +89,7 @@ class DraftParts:
             self._adapter_version(self.model, name)
 
     def _adapter_version(self, model: ModelSource, name: str) -> None:
-        """The domain's adapter begins with a version: a copy of the base domain's where the model is the same.
+        """An adapter begins with a version: a copy of the base domain's where the model is the same.
 
         One of another draft model or rank than config now names is forgotten.
         """
@@ -83,6 +108,7 @@ class DraftParts:
 
     def drop_domain(self, name: str) -> None:
         """Forget a domain's memory, expert, versions and buffer."""
+        self.own_models.pop(name, None)
         self.mixture.drop_domain(name)
         if self.scheduler is not None:
             self.scheduler.drop_domain(name)
@@ -115,7 +141,7 @@ def build_drafts(
         CheckpointError: A trunk file that cannot be used.
     """
     registry = Registry(versions_dir, keep=config.drafts.keep_versions)
-    parts = DraftParts(Mixture({}, learn=learn), registry)
+    parts = DraftParts(Mixture({}, learn=learn), registry, tokenizer=tokenizer)
     built: dict[str, Source] = {}
     own_models = [domain for domain in config.domains if domain.draft is not None]
     own_sources = [name for domain in config.domains for name in domain.sources or ()] if add_own else []
