@@ -167,6 +167,12 @@ class DraftsConfig(_Config):
     model: ModelConfig | None = Field(
         default=None, description="One draft model for all domains without their own."
     )
+    max_resident_bytes: int | None = Field(
+        default=None,
+        ge=1,
+        description="Most memory in bytes of all draft models' weights. Of those that domains brought, the "
+        "least recently used wait on the CPU, or in their files where all is on the CPU; null for no bound.",
+    )
     keep_versions: int = Field(default=5, ge=1, le=1000, description="Versions kept per domain for rollback.")
 
     @field_validator("sources")

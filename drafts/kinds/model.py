@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,6 +19,7 @@ from drafts.config import ModelConfig
 from drafts.errors import CheckpointError, InvalidValueError, UnknownNameError
 from drafts.kinds.base import DraftRow, Draws, Extend, Guess, NeuralSource
 from drafts.proposal import DraftDistribution
+from drafts.residency import Residents
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +71,8 @@ class DraftModel:
         width: Candidates named per position.
         label: How messages name it.
         rank: Rank of the domains' adapters; 0 for a model that does not learn.
+        reread: Reads the same weights again, in the order of the model's parameters; without it the weights
+            wait in the host's memory.
     """
 
     def __init__(
@@ -82,6 +85,7 @@ class DraftModel:
         width: int = 3,
         label: str = "draft",
         rank: int = 0,
+        reread: Callable[[], list[torch.Tensor]] | None = None,
     ) -> None:
         embedded = model.get_input_embeddings().weight.shape[0]
         if embedded < vocab_size:
@@ -103,6 +107,11 @@ class DraftModel:
         self._cache_name = "cache" if "cache" in names else "past_key_values"
         self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in names else {}
         self._takes_positions = "position_ids" in names
+        self._weights = list(model.parameters())
+        self._waiting: list[torch.Tensor] = []
+        self._reread = reread if model.device.type == "cpu" else None
+        self.nbytes = sum(p.numel() * p.element_size() for p in self._weights)
+        self.resident = True
         self.adapters = AdapterBank(model, rank) if rank else None
 
     @classmethod
@@ -119,7 +128,7 @@ class DraftModel:
             dtype = "float32"
         try:
             check_tokenizers(target_tokenizer, AutoTokenizer.from_pretrained(config.path))
-            model = AutoModelForCausalLM.from_pretrained(config.path, dtype=dtype).to(device)
+            model = _read(config.path, dtype).to(device)
         except (OSError, ValueError) as error:
             if isinstance(error, InvalidValueError):
                 raise
@@ -131,7 +140,28 @@ class DraftModel:
             candidates=config.candidates,
             label=config.path,
             rank=config.rank,
+            reread=lambda: [parameter.data for parameter in _read(config.path, dtype).parameters()],
         )
+
+    def release(self) -> None:
+        """Let go of the weights (adapters stay): they are read again, or wait in the host's memory."""
+        if self._reread is None:
+            self._waiting = [parameter.data.cpu() for parameter in self._weights]
+        for parameter in self._weights:
+            parameter.data = parameter.data.new_empty(0)
+        self.resident = False
+
+    def fetch(self) -> list[torch.Tensor]:
+        """The weights on the model's device; changes nothing, so another thread may call it."""
+        if self._reread is not None:
+            return self._reread()
+        return [tensor.to(self.model.device) for tensor in self._waiting]
+
+    def take(self, weights: list[torch.Tensor]) -> None:
+        """Use what :meth:`fetch` gave."""
+        for parameter, tensor in zip(self._weights, weights, strict=True):
+            parameter.data = tensor
+        self._waiting, self.resident = [], True
 
     @torch.inference_mode()
     def next_logits(
@@ -178,6 +208,10 @@ class DraftModel:
         return RowState(serves, name)
 
 
+def _read(path: str, dtype: str) -> Any:
+    return AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
+
+
 @dataclass
 class _Path:
     """A row that drafts in this step."""
@@ -199,16 +233,32 @@ class ModelSource(NeuralSource):
 
     Args:
         default: The draft of domains without their own; ``None`` leaves those without proposals.
+        max_resident_bytes: Most memory of all models' weights; of those that domains brought, the least
+            recently used wait beyond it, and ``default`` stands in for them. ``None`` for no bound.
+        base: The domain whose adapter ``default`` stands in with.
     """
 
     name: ClassVar[str] = "model"
 
-    def __init__(self, default: DraftModel | None = None) -> None:
+    def __init__(
+        self,
+        default: DraftModel | None = None,
+        max_resident_bytes: int | None = None,
+        base: str = "base",
+    ) -> None:
         self.default = default
+        self.base = base
+        self.residents = Residents(max_resident_bytes, 0 if default is None else default.nbytes)
         self._own: dict[str, DraftModel] = {}
 
     def attach(self, domain: str, draft: DraftModel) -> None:
-        """Draft for ``domain`` with ``draft`` from now on; running requests rebuild their caches."""
+        """Draft for ``domain`` with ``draft`` from now on; running requests rebuild their caches.
+
+        Raises:
+            InvalidValueError: It is larger than what may be resident.
+        """
+        self.residents.add(draft)
+        self._leave(domain)
         self._own[domain] = draft
 
     def add_domain(self, domain: str, parent: str | None = None) -> None:
@@ -224,7 +274,12 @@ class ModelSource(NeuralSource):
         draft = self.of(domain)
         if draft is not None and draft.adapters is not None:
             draft.adapters.drop(domain)
-        self._own.pop(domain, None)
+        self._leave(domain)
+
+    def _leave(self, domain: str) -> None:
+        draft = self._own.pop(domain, None)
+        if draft is not None and draft not in self._own.values():
+            self.residents.drop(draft)
 
     def __contains__(self, domain: str) -> bool:
         """Whether the domain has an adapter."""
@@ -276,18 +331,26 @@ class ModelSource(NeuralSource):
         self, rows: Sequence[DraftRow], limits: Sequence[int], extend: Extend, draw: bool = False
     ) -> None:
         """See :meth:`NeuralSource.draft`."""
+        self.residents.use({self._own[row.domain] for row in rows if row.domain in self._own})
         groups: dict[int, list[_Path]] = {}
         for index, (row, limit) in enumerate(zip(rows, limits, strict=True)):
-            draft = self.of(row.domain)
+            draft, domain = self._serving(row.domain)
             if draft is None or limit <= 0 or not row.tokens:
                 continue
             limit = min(limit, draft.max_depth, self._room(draft, row))
             if limit > 0:
-                state = draft.state_for(row.domain, row.scratch.get(self.name))
+                state = draft.state_for(domain, row.scratch.get(self.name))
                 row.scratch[self.name] = state
                 groups.setdefault(id(draft), []).append(_Path(index, row, state, limit))
         for paths in groups.values():
             self._draft(paths[0].state.serves[0], paths, extend, draw)
+
+    def _serving(self, domain: str) -> tuple[DraftModel | None, str]:
+        """Model and domain of the adapter that draft for ``domain`` now."""
+        own = self._own.get(domain)
+        if own is not None and not own.resident:
+            return self.default, self.base
+        return self.of(domain), domain
 
     def of(self, domain: str) -> DraftModel | None:
         """The model that drafts for a domain."""
@@ -298,8 +361,7 @@ class ModelSource(NeuralSource):
         draft = self._own.get(domain, self.default)
         if draft is None:
             return {}
-        size = sum(p.numel() * p.element_size() for p in draft.model.parameters())
-        return {"model": draft.label, "bytes": size}
+        return {"model": draft.label, "bytes": draft.nbytes, "resident": int(draft.resident)}
 
     def _draft(self, draft: DraftModel, alive: list[_Path], extend: Extend, draw: bool) -> None:
         batch = ChainBatch(

@@ -39,8 +39,9 @@ class ModelHead:
         self.token_ids = torch.arange(vocab_size)
 
     def has(self, domain: str) -> bool:
-        """Whether the domain has an adapter."""
-        return domain in self.source
+        """Whether the domain has an adapter, and its model is in memory."""
+        draft = self.source.of(domain)
+        return domain in self.source and draft is not None and draft.resident
 
     def served(self, domain: str) -> Expert:
         """The adapter, copied."""

@@ -209,6 +209,8 @@ class LearningScheduler:
             return True
         item, hidden = self._scoring.item, self._scoring.hidden
         self._scoring = None
+        if not self._has(item.domain):
+            return True
         head, to_draft = self._head(item.domain), self._map(item.domain)
         expert, version = self._served(item.domain)
         logits = head.logits(hidden, expert)
@@ -262,6 +264,9 @@ class LearningScheduler:
             self.counts["updates"] += 1
             return True
         update = self._update
+        if not self._has(update.name):
+            self._update = None
+            return True
         if update.advance():
             return True
         self._update = None

@@ -63,7 +63,9 @@ class DraftParts:
             raise InvalidValueError(
                 "draft.path", config.path, "a draft model only where drafts.sources has model"
             )
-        return DraftModel.load(config, self.tokenizer)
+        model = DraftModel.load(config, self.tokenizer)
+        self.model.residents.check("draft.path", config.path, model.nbytes)
+        return model
 
     def add_domain(self, name: str, own: tuple[ModelConfig, DraftModel] | None = None) -> None:
         """Serve a domain with every source; its expert begins as a copy of the base domain's.
@@ -263,7 +265,11 @@ def _build_model(
     from drafts.kinds.model import DraftModel, ModelSource
 
     shared = config.drafts.model
-    source = ModelSource(None if shared is None else DraftModel.load(shared, tokenizer))
+    source = ModelSource(
+        None if shared is None else DraftModel.load(shared, tokenizer),
+        config.drafts.max_resident_bytes,
+        BASE_DOMAIN,
+    )
     for domain in own_models:
         assert domain.draft is not None
         source.attach(domain.name, DraftModel.load(domain.draft, tokenizer))
