@@ -16,7 +16,7 @@ from router.mind.birth import Birth
 from router.mind.router import Router
 
 if TYPE_CHECKING:
-    from drafts.kinds.model import DraftModel
+    from drafts.draft_model import DraftModel
 
 log = logging.getLogger(__name__)
 

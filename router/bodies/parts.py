@@ -30,7 +30,8 @@ from osd.types import BASE_DOMAIN, Event
 from router.config import DomainConfig, PolydraftConfig
 
 if TYPE_CHECKING:
-    from drafts.kinds.model import DraftModel, ModelSource
+    from drafts.draft_model import DraftModel
+    from drafts.kinds.model import ModelSource
 
 log = logging.getLogger(__name__)
 
@@ -57,13 +58,13 @@ class DraftParts:
             InvalidValueError: It cannot be loaded, its tokens are not the target's (case A22), or this
                 deployment has no draft models.
         """
-        from drafts.kinds.model import DraftModel
+        from drafts.kinds.model import load_draft
 
         if self.model is None:
             raise InvalidValueError(
                 "draft.path", config.path, "a draft model only where drafts.sources has model"
             )
-        model = DraftModel.load(config, self.tokenizer)
+        model = load_draft(config, self.tokenizer)
         self.model.residents.check("draft.path", config.path, model.nbytes)
         return model
 
@@ -262,15 +263,15 @@ def _build_eagle(config: PolydraftConfig, target: TargetModel) -> EagleSource | 
 def _build_model(
     config: PolydraftConfig, tokenizer: Any, own_models: Sequence[DomainConfig]
 ) -> Source | None:
-    from drafts.kinds.model import DraftModel, ModelSource
+    from drafts.kinds.model import ModelSource, load_draft
 
     shared = config.drafts.model
     source = ModelSource(
-        None if shared is None else DraftModel.load(shared, tokenizer),
+        None if shared is None else load_draft(shared, tokenizer),
         config.drafts.max_resident_bytes,
         BASE_DOMAIN,
     )
     for domain in own_models:
         assert domain.draft is not None
-        source.attach(domain.name, DraftModel.load(domain.draft, tokenizer))
+        source.attach(domain.name, load_draft(domain.draft, tokenizer))
     return source

@@ -23,7 +23,7 @@ from router.mind.stats import Stats
 from router.storage import Storage
 
 if TYPE_CHECKING:
-    from drafts.kinds.model import DraftModel
+    from drafts.draft_model import DraftModel
 
 log = logging.getLogger(__name__)
 

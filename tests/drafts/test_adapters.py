@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from drafts.adapters import BASE, FINGERPRINT, AdapterBank
+from drafts.draft_model import DraftModel
 from drafts.errors import CheckpointError
 from drafts.kinds.base import DraftRow
-from drafts.kinds.model import DraftModel, ModelSource
+from drafts.kinds.model import ModelSource
 from tests.tiny import VOCAB, tiny_model
 
 FAMILIES = [

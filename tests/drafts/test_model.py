@@ -8,9 +8,10 @@ import pytest
 import torch
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
+from drafts.draft_model import DraftModel
 from drafts.errors import InvalidValueError
 from drafts.kinds.base import DraftRow
-from drafts.kinds.model import DraftModel, ModelSource, check_tokenizers
+from drafts.kinds.model import ModelSource, check_tokenizers
 from drafts.proposal import EMPTY
 
 VOCAB = 40

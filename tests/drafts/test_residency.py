@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from drafts.draft_model import DraftModel
 from drafts.errors import InvalidValueError
-from drafts.kinds.model import DraftModel, ModelSource
+from drafts.kinds.model import ModelSource
 from drafts.residency import Residents
 from tests.drafts.test_model import VOCAB, greedy, row, tiny
 

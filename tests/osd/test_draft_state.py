@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from drafts.adapters import FINGERPRINT
+from drafts.draft_model import DraftModel
 from drafts.head_cache import HeadCache
 from drafts.kinds.base import DraftRow, NeuralSource
 from drafts.kinds.eagle import EagleSource
-from drafts.kinds.model import DraftModel, ModelSource
+from drafts.kinds.model import ModelSource
 from drafts.proposal import ROOT, Proposal
 from osd.serve.target import PassRow
 from tests.osd.engine_rig import Client, greedy, make_engine, target

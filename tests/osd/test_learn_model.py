@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from drafts.draft_model import DraftModel
 from drafts.kinds.base import DraftRow
-from drafts.kinds.model import DraftModel, ModelSource
+from drafts.kinds.model import ModelSource
 from drafts.mixture import Mixture
 from drafts.registry import Registry
 from drafts.versions import Banks, VersionFollower
