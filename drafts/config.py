@@ -149,6 +149,12 @@ class ModelConfig(_Config):
         le=1_000_000,
         description="Most probable tokens that compete under the noise of a sampled request.",
     )
+    rank: int = Field(
+        default=16,
+        ge=0,
+        le=1024,
+        description="Rank of each domain's LoRA adapter; 0 keeps the model as it is.",
+    )
 
 
 class DraftsConfig(_Config):
@@ -168,6 +174,12 @@ class DraftsConfig(_Config):
     eagle: EagleConfig = Field(default_factory=EagleConfig, description="The neural head and its experts.")
     model: ModelConfig | None = Field(
         default=None, description="One draft model for all domains without their own."
+    )
+    max_resident_bytes: int | None = Field(
+        default=None,
+        ge=1,
+        description="Most memory in bytes of all draft models' weights. Of those that domains brought, the "
+        "least recently used wait on the CPU, or in their files where all is on the CPU; null for no bound.",
     )
     keep_versions: int = Field(default=5, ge=1, le=1000, description="Versions kept per domain for rollback.")
 

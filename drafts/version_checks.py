@@ -10,11 +10,11 @@ import torch
 
 from drafts.errors import InvalidValueError
 
-_DOMAIN = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
+_DOMAIN = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}(\.[a-z]{1,32})?")
 
 
 def is_domain_name(domain: str) -> bool:
-    """Whether the name is safe as a folder and as a metric label."""
+    """Whether the name, or the key of one of its experts, is safe as a folder and as a metric label."""
     return _DOMAIN.fullmatch(domain) is not None
 
 

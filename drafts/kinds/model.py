@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
+from drafts.adapters import AdapterBank
+from drafts.bank import Expert
+from drafts.chain_batch import ChainBatch, RowState
 from drafts.config import ModelConfig
-from drafts.errors import InvalidValueError
+from drafts.draft_model import DraftModel
+from drafts.errors import CheckpointError, InvalidValueError, UnknownNameError
 from drafts.kinds.base import DraftRow, Draws, Extend, Guess, NeuralSource
 from drafts.proposal import DraftDistribution
+from drafts.residency import Residents
 
 logger = logging.getLogger(__name__)
 
@@ -35,175 +40,242 @@ def check_tokenizers(target: Any, draft: Any, field_name: str = "draft.path") ->
             raise InvalidValueError(field_name, theirs.get(index), allowed)
 
 
-class DraftModel:
-    """A loaded draft model and its limits.
+def check_files(config: ModelConfig, target_tokenizer: Any, offline: bool = True) -> bool:
+    """Check a draft's tokenizer and sizes without its weights; False where its files are not on this machine.
 
-    Args:
-        model: A ``PreTrainedModel`` with attention (a recurrent state cannot take back a rejection).
-        vocab_size: Real vocabulary of the tokenizer; the output matrix may be padded beyond it.
-        max_depth: Longest chain, in tokens.
-        candidates: Tokens that compete under the noise of sampled requests.
-        width: Candidates named per position.
-        label: How messages name it.
+    Raises:
+        InvalidValueError: It does not fit the target, see :func:`check_tokenizers`.
     """
-
-    def __init__(
-        self,
-        model: Any,
-        vocab_size: int,
-        *,
-        max_depth: int = 6,
-        candidates: int = 256,
-        width: int = 3,
-        label: str = "draft",
-    ) -> None:
-        embedded = model.get_input_embeddings().weight.shape[0]
-        if embedded < vocab_size:
-            raise InvalidValueError(
-                "draft.path", label, f"a model that embeds {vocab_size} ids, not {embedded}"
-            )
-        if getattr(model, "_is_stateful", False):
-            raise InvalidValueError("draft.path", label, "a model with attention only, no recurrent state")
-        self.model = model.eval()
-        self.vocab_size = vocab_size
-        self.max_depth = max_depth
-        self.candidates = min(candidates, vocab_size)
-        self.width = width
-        self.label = label
-        config = model.config.get_text_config()
-        self.max_positions = int(getattr(config, "max_position_embeddings", 0) or 2**31)
-        self.exhausted = False
-        names = inspect.signature(model.forward).parameters
-        self._cache_name = "cache" if "cache" in names else "past_key_values"
-        self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in names else {}
-
-    @classmethod
-    def load(cls, config: ModelConfig, target_tokenizer: Any) -> DraftModel:
-        """Load the model at ``config.path``; its tokenizer must be the target's.
-
-        Raises:
-            InvalidValueError: It cannot be loaded, or its tokenizer or vocabulary does not fit.
-        """
-        cuda = torch.cuda.is_available()
-        device = ("cuda" if cuda else "cpu") if config.device == "auto" else config.device
-        dtype = config.dtype
-        if dtype == "auto" and not device.startswith("cuda"):
-            dtype = "float32"
-        try:
-            check_tokenizers(target_tokenizer, AutoTokenizer.from_pretrained(config.path))
-            model = AutoModelForCausalLM.from_pretrained(config.path, dtype=dtype).to(device)
-        except OSError as error:
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(config.path, local_files_only=offline)
+        shape = AutoConfig.from_pretrained(config.path, local_files_only=offline).get_text_config()
+    except (OSError, ValueError) as error:
+        if Path(config.path).is_absolute():
             raise InvalidValueError("draft.path", config.path, f"a loadable model ({error})") from error
-        return cls(
-            model,
-            len(target_tokenizer),
-            max_depth=config.max_depth,
-            candidates=config.candidates,
-            label=config.path,
-        )
+        return False
+    check_tokenizers(target_tokenizer, tokenizer)
+    if shape.vocab_size < len(target_tokenizer):
+        allowed = f"a model that embeds {len(target_tokenizer)} ids, not {shape.vocab_size}"
+        raise InvalidValueError("draft.path", config.path, allowed)
+    return True
 
-    @torch.inference_mode()
-    def next_logits(self, tokens: Sequence[int], cache: Any) -> torch.Tensor:
-        """Feed ``tokens`` behind what ``cache`` holds; float32 logits ``[vocab_size]`` of the next token."""
-        ids = torch.tensor([list(tokens)], device=self.model.device)
-        output = self.model(input_ids=ids, use_cache=True, **{self._cache_name: cache}, **self._last_only)
-        logits: torch.Tensor = output.logits[0, -1, : self.vocab_size].float()
-        return logits
+
+def _read(path: str, dtype: str) -> Any:
+    return AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
+
+
+def load_draft(config: ModelConfig, target_tokenizer: Any) -> DraftModel:
+    """Load the model at ``config.path``; its tokenizer must be the target's.
+
+    Raises:
+        InvalidValueError: It cannot be loaded, or its tokenizer or vocabulary does not fit.
+    """
+    cuda = torch.cuda.is_available()
+    device = ("cuda" if cuda else "cpu") if config.device == "auto" else config.device
+    dtype = config.dtype
+    if dtype == "auto" and not device.startswith("cuda"):
+        dtype = "float32"
+    try:
+        check_tokenizers(target_tokenizer, AutoTokenizer.from_pretrained(config.path))
+        model = _read(config.path, dtype).to(device)
+    except (OSError, ValueError) as error:
+        if isinstance(error, InvalidValueError):
+            raise
+        raise InvalidValueError("draft.path", config.path, f"a loadable model ({error})") from error
+    return DraftModel(
+        model,
+        len(target_tokenizer),
+        max_depth=config.max_depth,
+        candidates=config.candidates,
+        label=config.path,
+        rank=config.rank,
+        reread=lambda: [parameter.data for parameter in _read(config.path, dtype).parameters()],
+    )
 
 
 @dataclass
-class _RowState:
-    """One request's cache: the tokens it holds, of which the first ``committed`` are known to be final."""
+class _Path:
+    """A row that drafts in this step."""
 
-    draft: DraftModel
-    cache: Any = field(default_factory=DynamicCache)
-    held: list[int] = field(default_factory=list)
-    committed: int = 0
-
-    def catch_up(self, tokens: Sequence[int]) -> torch.Tensor:
-        """Drop what was rejected, read what was committed since; logits after the last token (case A23)."""
-        same, limit = self.committed, min(len(self.held), len(tokens) - 1)
-        while same < limit and self.held[same] == tokens[same]:
-            same += 1
-        same = min(same, limit)
-        if same < len(self.held):
-            self.cache.crop(same - len(self.held))
-            del self.held[same:]
-        logits = self.feed(tokens[same:])
-        self.committed = len(tokens)
-        return logits
-
-    def feed(self, tokens: Sequence[int]) -> torch.Tensor:
-        """Append ``tokens``; logits after the last one."""
-        logits = self.draft.next_logits(tokens, self.cache)
-        self.held.extend(tokens)
-        return logits
+    at: int
+    row: DraftRow
+    state: RowState
+    limit: int
+    depth: int = 0
+    token: int = -1
 
 
 class ModelSource(NeuralSource):
     """Chains of a draft model: one for all domains, or one that a domain brought along.
 
-    Rows run one after another, each with its own cache. A row longer than the draft's context gets no
-    proposal, with one warning (case A08); neither does one whose logits are not finite (case A18).
+    Rows of one model run together, each under its domain's adapter; models run one after another. A row
+    longer than the draft's context gets no proposal, with one warning (case A08); neither does one whose
+    logits are not finite (case A18).
 
     Args:
         default: The draft of domains without their own; ``None`` leaves those without proposals.
+        max_resident_bytes: Most memory of all models' weights; of those that domains brought, the least
+            recently used wait beyond it, and ``default`` stands in for them. ``None`` for no bound.
+        base: The domain whose adapter ``default`` stands in with.
     """
 
     name: ClassVar[str] = "model"
 
-    def __init__(self, default: DraftModel | None = None) -> None:
+    def __init__(
+        self,
+        default: DraftModel | None = None,
+        max_resident_bytes: int | None = None,
+        base: str = "base",
+    ) -> None:
         self.default = default
+        self.base = base
+        self.residents = Residents(max_resident_bytes, 0 if default is None else default.nbytes)
         self._own: dict[str, DraftModel] = {}
 
     def attach(self, domain: str, draft: DraftModel) -> None:
-        """Draft for ``domain`` with ``draft`` from now on; running requests rebuild their caches."""
+        """Draft for ``domain`` with ``draft`` from now on; running requests rebuild their caches.
+
+        Raises:
+            InvalidValueError: It is larger than what may be resident.
+        """
+        self.residents.add(draft)
+        self._leave(domain)
         self._own[domain] = draft
 
     def add_domain(self, domain: str, parent: str | None = None) -> None:
-        """A child drafts with its parent's model."""
+        """A child drafts with its parent's model, under a copy of its adapter."""
         if parent in self._own:
             self._own.setdefault(domain, self._own[parent])
+        draft = self.of(domain)
+        if draft is not None and draft.adapters is not None:
+            draft.adapters.add(domain, parent)
 
     def drop_domain(self, domain: str) -> None:
-        """Release the domain's own model."""
-        self._own.pop(domain, None)
+        """Release the domain's adapter and its own model."""
+        draft = self.of(domain)
+        if draft is not None and draft.adapters is not None:
+            draft.adapters.drop(domain)
+        self._leave(domain)
+
+    def _leave(self, domain: str) -> None:
+        draft = self._own.pop(domain, None)
+        if draft is not None and draft not in self._own.values():
+            self.residents.drop(draft)
+
+    def __contains__(self, domain: str) -> bool:
+        """Whether the domain has an adapter."""
+        draft = self.of(domain)
+        return draft is not None and draft.adapters is not None and domain in draft.adapters
+
+    def tensors(self, domain: str) -> Expert:
+        """A copy of the domain's adapter."""
+        return self._adapters(domain).tensors(domain)
+
+    def load(self, domain: str, tensors: Expert) -> None:
+        """Serve ``tensors`` as the domain's adapter; rows rebuild their caches (case A27).
+
+        Raises:
+            UnknownNameError: The domain has no adapter.
+            CheckpointError: See :meth:`AdapterBank.load`.
+        """
+        self._adapters(domain).load(domain, tensors)
+
+    def fits(self, domain: str, tensors: Expert) -> bool:
+        """Whether ``tensors`` could be loaded for the domain."""
+        try:
+            self._adapters(domain).check(tensors)
+        except CheckpointError:
+            return False
+        return True
+
+    @property
+    def learns(self) -> bool:
+        """Whether any model takes adapters; one that a domain brings later on may."""
+        drafts = [draft for draft in (self.default, *self._own.values()) if draft is not None]
+        return not drafts or any(draft.adapters is not None for draft in drafts)
+
+    def by_fingerprint(self, fingerprint: torch.Tensor) -> DraftModel | None:
+        """The model that adapters with this fingerprint belong to."""
+        found = (draft for draft in (self.default, *self._own.values()) if draft is not None)
+        return next(
+            (d for d in found if d.adapters is not None and torch.equal(d.adapters.fingerprint, fingerprint)),
+            None,
+        )
+
+    def _adapters(self, domain: str) -> AdapterBank:
+        draft = self.of(domain)
+        if draft is None or draft.adapters is None:
+            raise UnknownNameError("domain", domain, [])
+        return draft.adapters
 
     def draft(
         self, rows: Sequence[DraftRow], limits: Sequence[int], extend: Extend, draw: bool = False
     ) -> None:
         """See :meth:`NeuralSource.draft`."""
+        self.residents.use({self._own[row.domain] for row in rows if row.domain in self._own})
+        groups: dict[int, list[_Path]] = {}
         for index, (row, limit) in enumerate(zip(rows, limits, strict=True)):
-            self._draft(index, row, limit, extend, draw)
+            draft, domain = self._serving(row.domain)
+            if draft is None or limit <= 0 or not row.tokens:
+                continue
+            limit = min(limit, draft.max_depth, self._room(draft, row))
+            if limit > 0:
+                state = draft.state_for(domain, row.scratch.get(self.name))
+                row.scratch[self.name] = state
+                groups.setdefault(id(draft), []).append(_Path(index, row, state, limit))
+        for paths in groups.values():
+            self._draft(paths[0].state.serves[0], paths, extend, draw)
+
+    def _serving(self, domain: str) -> tuple[DraftModel | None, str]:
+        """Model and domain of the adapter that draft for ``domain`` now."""
+        own = self._own.get(domain)
+        if own is not None and not own.resident:
+            return self.default, self.base
+        return self.of(domain), domain
+
+    def of(self, domain: str) -> DraftModel | None:
+        """The model that drafts for a domain."""
+        return self._own.get(domain, self.default)
 
     def describe(self, domain: str) -> dict[str, int | float | str]:
         """Name and size in bytes of the model that drafts for a domain."""
         draft = self._own.get(domain, self.default)
         if draft is None:
             return {}
-        size = sum(p.numel() * p.element_size() for p in draft.model.parameters())
-        return {"model": draft.label, "bytes": size}
+        return {"model": draft.label, "bytes": draft.nbytes, "resident": int(draft.resident)}
 
-    def _draft(self, index: int, row: DraftRow, limit: int, extend: Extend, draw: bool) -> None:
-        draft = self._own.get(row.domain, self.default)
-        if draft is None or limit <= 0 or not row.tokens:
-            return
-        limit = min(limit, draft.max_depth, self._room(draft, row))
-        if limit <= 0:
-            return
-        state = row.scratch.get(self.name)
-        if not isinstance(state, _RowState) or state.draft is not draft:
-            state = row.scratch[self.name] = _RowState(draft)
-        logits = state.catch_up(row.tokens)
-        for depth in range(limit):
-            if not bool(torch.isfinite(logits).all()):
+    def _draft(self, draft: DraftModel, alive: list[_Path], extend: Extend, draw: bool) -> None:
+        batch = ChainBatch(
+            [path.state for path in alive],
+            [path.row.tokens for path in alive],
+            draft.next_logits,
+            DynamicCache,
+        )
+        logits = batch.read(draft.model.device)
+        while kept := self._extend(draft, alive, logits, extend, draw):
+            if len(kept) < len(alive):
+                batch.keep(kept)
+                alive = [alive[i] for i in kept]
+            logits = batch.feed([path.token for path in alive])
+        batch.leave()
+
+    def _extend(
+        self, draft: DraftModel, alive: Sequence[_Path], logits: torch.Tensor, extend: Extend, draw: bool
+    ) -> list[int]:
+        """Offer each row's candidates; indices of the rows that go deeper."""
+        kept: list[int] = []
+        finite = torch.isfinite(logits).all(-1).tolist()
+        for index, path in enumerate(alive):
+            if not finite[index]:
                 logger.warning("draft model %s gave non-finite logits; no proposal", draft.label)
-                row.scratch.pop(self.name)
-                return
-            token = extend(index, _choose(draft, logits, row, depth, draw))
-            if token is None or depth + 1 == limit:
-                return
-            logits = state.feed([token])
+                path.row.scratch.pop(self.name)
+                continue
+            token = extend(path.at, _choose(draft, logits[index], path.row, path.depth, draw))
+            path.depth += 1
+            if token is not None and path.depth < path.limit:
+                path.token = token
+                kept.append(index)
+        return kept
 
     @staticmethod
     def _room(draft: DraftModel, row: DraftRow) -> int:

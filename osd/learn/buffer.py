@@ -71,8 +71,11 @@ class DomainBuffer:
                 gone = self.held.pop(0)
             over -= gone.nbytes
 
-    def draw(self, count: int) -> list[tuple[BufferRecord, int]]:
-        """``count`` (record, row) pairs to train on, drawn with replacement by the policy; [] if empty."""
+    def draw(self, count: int, together: int = 1) -> list[tuple[BufferRecord, int]]:
+        """``count`` (record, row) pairs to train on, drawn with replacement by the policy; [] if empty.
+
+        ``together`` rows are drawn of each chosen record.
+        """
         if not self.training:
             return []
         newest = self.training[-1].number
@@ -82,8 +85,10 @@ class DomainBuffer:
             weights = [
                 w * 0.5 ** ((newest - r.number) / half) for w, r in zip(weights, self.training, strict=True)
             ]
-        chosen = self._random.choices(self.training, weights, k=count)
-        return [(record, self._random.randrange(record.size)) for record in chosen]
+        chosen = self._random.choices(self.training, weights, k=-(-count // together))
+        return [(record, self._random.randrange(record.size)) for record in chosen for _ in range(together)][
+            :count
+        ]
 
     def absorb(self, other: DomainBuffer) -> None:
         """Take another domain's records too, by age; what was held back stays held back."""

@@ -18,7 +18,7 @@ class CrossScorer:
     The hidden states are the trunk's (deltas touch MLP and output only), so they serve every expert.
 
     Args:
-        head: The draft.
+        head: The draft of an expert.
         experts: Names of the domains with a served expert of their own.
         served: The served expert of a domain.
         seed: Seed of the choice of experts and positions.
@@ -26,7 +26,7 @@ class CrossScorer:
 
     def __init__(
         self,
-        head: TrainableHead,
+        head: Callable[[str], TrainableHead],
         experts: Callable[[], list[str]],
         served: Callable[[str], Expert],
         seed: int,
@@ -50,8 +50,9 @@ class CrossScorer:
         other = self.matrix.another(item.domain, self._experts())
         if other is not None:
             rows = self.matrix.sample(len(item.positions))
-            logits = self._head.logits(hidden[rows].float(), self._served(other))
-            right = is_right(logits, item.emitted[rows].to(logits.device), self._head.token_ids)
+            head = self._head(other)
+            logits = head.logits(hidden[rows], self._served(other))
+            right = is_right(logits, item.emitted[rows].to(logits.device), head.token_ids)
             self.matrix.add(other, item.domain, int(right.sum()), len(rows))
         return True
 

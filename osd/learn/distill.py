@@ -22,10 +22,10 @@ class Pending:
     """The part of a finished request that learning needs, cut to the window.
 
     Attributes:
-        domain: The domain that served it.
+        domain: The expert it is for.
         tokens: Prompt and output.
         prompt_length: Number of prompt tokens.
-        features: float16, the last ones of ``tokens[:-1]``.
+        features: float16, the last ones of ``tokens[:-1]``; ``None`` for a draft that reads none.
         positions: int64 ``[P]``, output positions chosen.
         top_ids: int32 ``[P, K]``.
         top_logprobs: float16 ``[P, K]``.
@@ -36,7 +36,7 @@ class Pending:
     domain: str
     tokens: tuple[int, ...]
     prompt_length: int
-    features: torch.Tensor
+    features: torch.Tensor | None
     positions: torch.Tensor
     top_ids: torch.Tensor
     top_logprobs: torch.Tensor
@@ -49,19 +49,32 @@ class Pending:
         return torch.tensor(self.tokens)[self.prompt_length + self.positions]
 
 
-def pending(record: FinishedRecord, config: BufferConfig) -> Pending | None:
+def pending(
+    record: FinishedRecord, config: BufferConfig, key: str | None = None, with_features: bool = True
+) -> Pending | None:
     """Cut a finished request to its window; ``None`` when it teaches nothing.
 
     Of the output positions whose base lies in the window, at most ``positions_per_record`` are kept, spread
-    evenly. An answer without features, evidence or output is left out.
+    evenly. An answer without evidence or output is left out, and one without features where they are needed.
+
+    Args:
+        record: The request.
+        config: Window and positions.
+        key: The expert it is for; the domain's first if not given.
+        with_features: Whether its draft reads features.
     """
     prompt, output = record.request.prompt_ids, record.output_ids
-    if record.features is None or record.evidence is None or not output or not record.request.store:
+    if record.evidence is None or not output or not record.request.store:
         return None
-    features = record.features[-config.window :]
     end = len(prompt) + len(output) - 1
-    first = end - len(features)
-    low = max(0, first - (len(prompt) - 2))
+    features = None
+    if with_features:
+        if record.features is None:
+            return None
+        features = record.features[-config.window :].clone()
+        low = max(0, end - len(features) - (len(prompt) - 2))
+    else:
+        low = max(0, end - config.window - (len(prompt) - 1))
     high = min(len(output), len(record.evidence.top_ids))
     if low >= high:
         return None
@@ -71,10 +84,10 @@ def pending(record: FinishedRecord, config: BufferConfig) -> Pending | None:
     for item in record.rounds:
         boundaries.append(item.emitted + (boundaries[-1] if boundaries else 0))
     return Pending(
-        domain=record.domain,
+        domain=key or record.domain,
         tokens=(*prompt, *output),
         prompt_length=len(prompt),
-        features=features.clone(),
+        features=features,
         positions=positions,
         top_ids=record.evidence.top_ids[positions].clone(),
         top_logprobs=record.evidence.top_logprobs[positions].clone(),
@@ -84,8 +97,8 @@ def pending(record: FinishedRecord, config: BufferConfig) -> Pending | None:
 
 
 def encode(head: TrainableHead, item: Pending) -> torch.Tensor:
-    """Hidden ``[P, H]`` float16 of a pending request."""
-    return head.encode(item.tokens, item.features, item.prompt_length, item.positions).half()
+    """What the head reads of a pending request's positions, ``[P, W]``."""
+    return head.encode(item.tokens, item.features, item.prompt_length, item.positions)
 
 
 def make_record(
@@ -121,7 +134,7 @@ def score(head: TrainableHead, record: BufferRecord, expert: Expert, to_draft: t
     A sampled request's emitted tokens are not what an argmax should hit: there both scores are the overlap.
     """
     device = to_draft.device
-    logits = head.logits(record.hidden.to(device).float(), expert)
+    logits = head.logits(record.hidden.to(device), expert)
     target = SparseTarget.from_evidence(record.top_ids.to(device), record.top_logprobs.to(device), to_draft)
     overlap = 1.0 - total_variation(logits, target)
     if not record.greedy:
@@ -134,7 +147,7 @@ class Batch:
     """N positions from any records of one domain.
 
     Attributes:
-        hidden: float32 ``[N, H]``.
+        hidden: ``[N, W]``, what the head reads of each.
         target: The target's distribution.
         emitted: int64 ``[N]``.
     """
@@ -147,7 +160,7 @@ class Batch:
 def collate(drawn: Sequence[tuple[BufferRecord, int]], to_draft: torch.Tensor) -> Batch:
     """The batch of drawn (record, row) pairs; at least one."""
     device = to_draft.device
-    hidden = torch.stack([record.hidden[row] for record, row in drawn]).to(device).float()
+    hidden = torch.stack([record.hidden[row] for record, row in drawn]).to(device)
     ids = torch.stack([record.top_ids[row] for record, row in drawn]).to(device)
     logprobs = torch.stack([record.top_logprobs[row] for record, row in drawn]).to(device)
     emitted = torch.stack([record.emitted[row] for record, row in drawn]).to(device).long()

@@ -1,4 +1,4 @@
-"""What learning asks of a trainable draft, and the ``eagle`` head's answer."""
+"""What learning asks of a trainable draft, and the ``eagle`` head's answer (a draft model's: model_head)."""
 
 from __future__ import annotations
 
@@ -8,12 +8,26 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
-from drafts.bank import TABLE, Expert, ExpertBank, expert_logits, expert_mlp
+from drafts.bank import Expert, ExpertBank, expert_logits, expert_mlp
 from drafts.trunk import Trunk
 
 
 class TrainableHead(Protocol):
-    """A draft whose experts are small tensors behind an expert-independent encoding."""
+    """A draft whose experts are small tensors, over what can be said of a position without an expert.
+
+    That is a hidden state where experts sit behind the attention, and the position's context where they
+    reach every layer.
+    """
+
+    @property
+    def needs_features(self) -> bool:
+        """Whether ``encode`` reads the target's hidden states."""
+        ...
+
+    @property
+    def together(self) -> int:
+        """Positions of one record that are drawn at once, as they share most of their cost; 1 for none."""
+        ...
 
     @property
     def token_ids(self) -> torch.Tensor:
@@ -34,16 +48,20 @@ class TrainableHead(Protocol):
         ...
 
     def encode(
-        self, tokens: Sequence[int], features: torch.Tensor, prompt_length: int, positions: torch.Tensor
+        self,
+        tokens: Sequence[int],
+        features: torch.Tensor | None,
+        prompt_length: int,
+        positions: torch.Tensor,
     ) -> torch.Tensor:
-        """Expert-independent hidden ``[P, H]`` at the bases that predict output ``positions`` ``[P]``.
+        """Expert-independent ``[P, W]``, as it is stored, at the bases of output ``positions`` ``[P]``.
 
         ``features`` are the last ones of ``tokens[:-1]``; there may be fewer than tokens.
         """
         ...
 
     def logits(self, hidden: torch.Tensor, expert: Expert) -> torch.Tensor:
-        """Logits ``[P, V]`` over the draft vocabulary; differentiable in ``expert``."""
+        """Logits ``[P, V]`` over the draft vocabulary of what ``encode`` gave; differentiable."""
         ...
 
 
@@ -56,6 +74,9 @@ class EagleHead:
         embedding: The target's embedding ``[vocab, H]``.
         output: The target's output rows of the draft vocabulary ``[V, H]``.
     """
+
+    needs_features = True
+    together = 1
 
     def __init__(self, trunk: Trunk, bank: ExpertBank, embedding: torch.Tensor, output: torch.Tensor) -> None:
         self.trunk = trunk
@@ -75,9 +96,14 @@ class EagleHead:
 
     @torch.no_grad()
     def encode(
-        self, tokens: Sequence[int], features: torch.Tensor, prompt_length: int, positions: torch.Tensor
+        self,
+        tokens: Sequence[int],
+        features: torch.Tensor | None,
+        prompt_length: int,
+        positions: torch.Tensor,
     ) -> torch.Tensor:
-        """Hidden after attention, at pair ``prompt_length - 2 + position`` (case A28: no shift more)."""
+        """Hidden after attention, float16, at pair ``prompt_length - 2 + position`` (case A28)."""
+        assert features is not None
         trunk, device = self.trunk, self.embedding.device
         end = len(tokens) - 1
         first = end - len(features)
@@ -98,13 +124,14 @@ class EagleHead:
             attn_mask=seen,
             enable_gqa=True,
         )
-        return trunk.after_attention(fused[at], attended[0].transpose(0, 1).flatten(1))
+        return trunk.after_attention(fused[at], attended[0].transpose(0, 1).flatten(1)).half()
 
     def logits(self, hidden: torch.Tensor, expert: Expert) -> torch.Tensor:
         """MLP and output with the expert's deltas."""
+        hidden = hidden.to(self.output.device).float()
         return expert_logits(self.trunk, self.output, expert_mlp(self.trunk, hidden, expert), expert)
 
 
 def weights_of(expert: Expert) -> Expert:
-    """An expert's learned tensors, without the id table."""
-    return {name: tensor for name, tensor in expert.items() if name != TABLE}
+    """An expert's learned tensors, without what travels with it (id table, fingerprint)."""
+    return {name: tensor for name, tensor in expert.items() if tensor.is_floating_point()}

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from drafts.bank import TABLE, Expert
+from drafts.bank import Expert
 from osd.learn.config import LearnConfig
 from osd.learn.distill import Batch, is_right
 from osd.learn.head import TrainableHead, weights_of
@@ -28,14 +28,14 @@ class ExpertLearner:
 
     Args:
         head: The draft the expert belongs to.
-        served: The expert to start from, with its id table.
+        served: The expert to start from, with what travels with it.
         config: Rate, clip, loss and focus.
     """
 
     def __init__(self, head: TrainableHead, served: Expert, config: LearnConfig) -> None:
         self.head = head
         self.config = config
-        self.table = served[TABLE]
+        self.fixed = {name: t for name, t in served.items() if not t.is_floating_point()}
         self.masters: Expert = {}
         self.restart(served)
 
@@ -74,7 +74,7 @@ class ExpertLearner:
         rate does not depend on how many positions were wrong (ALGORITHMS.md, 5.4).
         """
         with torch.enable_grad():
-            logits = self.head.logits(batch.hidden, self.masters)
+            logits = self.head.logits(batch.hidden, {**self.masters, **self.fixed})
             loss = self._loss(logits, batch)
             if loss is None:
                 return 0.0
@@ -105,9 +105,9 @@ class ExpertLearner:
         return all(bool(torch.isfinite(tensor).all()) for tensor in self.masters.values())
 
     def candidate(self) -> Expert:
-        """A copy of the masters with the id table, as the bank loads it."""
+        """A copy of the masters with what travels with them, as the bank loads it."""
         weights = {name: tensor.detach().clone() for name, tensor in self.masters.items()}
-        return {**weights, TABLE: self.table}
+        return {**weights, **self.fixed}
 
     def _rate(self, name: str) -> float:
         """Rate of one tensor: with few records the output learns best, the MLP slower, the bias faster."""

@@ -23,7 +23,8 @@ class BufferRecord:
         version: Version of the domain's expert it was scored with.
         greedy: Whether the request was decoded greedily.
         positions: int32 ``[P]``, output position of each row (0 = first output token).
-        hidden: float16 ``[P, H]``, after attention, at the base that predicts the position.
+        hidden: ``[P, W]``, what the head reads at the base that predicts the position: float16 after
+            attention, or int32 ids of the context (a draft model).
         emitted: int32 ``[P]``, the token the target emitted there.
         top_ids: int32 ``[P, K]``, most probable ids of the target's raw distribution.
         top_logprobs: float16 ``[P, K]``.

@@ -14,6 +14,7 @@ import torch
 
 from drafts.bank import Expert
 from drafts.config import DraftsConfig
+from drafts.expert_key import FIRST_KIND
 from drafts.kinds.base import DraftRow, MemorySource
 from drafts.kinds.lookup import LookupSource
 from drafts.kinds.ngram import NgramSource
@@ -158,7 +159,7 @@ def train_experts(
     What is returned is what would be served: updates that the guard refused are not in it.
     """
     registry = Registry(None, keep=2)
-    scheduler = LearningScheduler(head, registry, config.model_copy(update={"enabled": True}))
+    scheduler = LearningScheduler({FIRST_KIND: head}, registry, config.model_copy(update={"enabled": True}))
     for answer, domain in zip(answers, domains, strict=True):
         scheduler.take(record_of(answer, domain))
         scheduler.drain()

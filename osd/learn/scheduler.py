@@ -12,6 +12,7 @@ import torch
 
 from drafts.bank import Expert
 from drafts.errors import PolydraftError
+from drafts.expert_key import FIRST_KIND, expert_key, split_key
 from drafts.version import Version
 from osd.learn.budget import Budget
 from osd.learn.buffer import DomainBuffer
@@ -46,7 +47,8 @@ class LearningScheduler:
     updated, judged by the guard and published.
 
     Args:
-        head: The draft that learns.
+        heads: The drafts that learn, by kind. Buffers, versions and training are kept per expert, that is by
+            :func:`drafts.expert_key.expert_key`.
         registry: Where versions are published.
         config: Settings.
         overrides: Settings of the domains that have their own; the budget and the queue are shared.
@@ -56,20 +58,20 @@ class LearningScheduler:
 
     def __init__(
         self,
-        head: TrainableHead,
+        heads: Mapping[str, TrainableHead],
         registry: Publisher,
         config: LearnConfig,
         on_event: Callable[[Event], None] = lambda event: None,
         clock: Callable[[], float] = time.perf_counter,
         overrides: Mapping[str, LearnConfig] | None = None,
     ) -> None:
-        self.head = head
+        self.heads = dict(heads)
         self.registry = registry
         self.config = config
         self.overrides = dict(overrides or {})
         self.on_event = on_event
         self.budget = Budget(config.budget_share)
-        self.cross = CrossScorer(head, self._experts, self.served, config.seed)
+        self.cross = CrossScorer(self.head_of, self._experts, self.served, config.seed)
         self.domains: dict[str, DomainLearning] = {}
         self.counts = {
             "updates": 0,
@@ -84,18 +86,23 @@ class LearningScheduler:
         self._scoring: _Scoring | None = None
         self._update: Update | None = None
         self._train_next = False
-        self.to_draft = draft_index(head.token_ids, head.vocab_size)
+        self._to_draft = {
+            kind: draft_index(head.token_ids, head.vocab_size) for kind, head in self.heads.items()
+        }
 
     def take(self, record: FinishedRecord) -> None:
-        """Queue a finished request; cheap."""
+        """Queue a finished request for each of its domain's experts; cheap."""
         config = self.of(record.domain)
-        if not self.config.enabled or not config.enabled or not self.head.has(record.domain):
+        if not self.config.enabled or not config.enabled:
             return
-        item = pending(record, config.buffer)
-        if item is None:
-            self.counts["skipped"] += 1
-            return
-        self._queue.append(item)
+        for kind, head in self.heads.items():
+            if not head.has(record.domain):
+                continue
+            item = pending(record, config.buffer, expert_key(record.domain, kind), head.needs_features)
+            if item is None:
+                self.counts["skipped"] += 1
+            else:
+                self._queue.append(item)
 
     @property
     def wants_records(self) -> bool:
@@ -120,11 +127,11 @@ class LearningScheduler:
             pass
 
     def of(self, name: str) -> LearnConfig:
-        """The settings of a domain."""
-        return self.overrides.get(name, self.config)
+        """The settings of a domain, or of an expert's."""
+        return self.overrides.get(split_key(name)[0], self.config)
 
     def domain(self, name: str) -> DomainLearning:
-        """The learning state of a domain, made on first sight."""
+        """The learning state of an expert, made on first sight."""
         if name not in self.domains:
             seed = self.config.seed + len(self.domains)
             self.domains[name] = DomainLearning(DomainBuffer(self.of(name).buffer, seed))
@@ -136,18 +143,23 @@ class LearningScheduler:
 
     def add_domain(self, name: str, parent: str | None = None) -> None:
         """A new domain, inheriting a copy of its parent's buffer."""
-        if name not in self.domains and parent in self.domains:
-            self.domains[name] = DomainLearning(self.domains[parent].buffer.copy())
+        if parent is None:
+            return
+        for kind in self.heads:
+            key, source = expert_key(name, kind), expert_key(parent, kind)
+            if key not in self.domains and source in self.domains:
+                self.domains[key] = DomainLearning(self.domains[source].buffer.copy())
 
     def drop_domain(self, name: str) -> None:
         """Forget a domain: buffer, training state, queued requests and a running update."""
-        self.domains.pop(name, None)
+        for kind in self.heads:
+            self.domains.pop(expert_key(name, kind), None)
         self.cross.forget(name)
-        kept = [item for item in self._queue if item.domain != name]
+        kept = [item for item in self._queue if split_key(item.domain)[0] != name]
         self._queue = deque(kept, maxlen=self.config.queue_records)
-        if self._scoring is not None and self._scoring.item.domain == name:
+        if self._scoring is not None and split_key(self._scoring.item.domain)[0] == name:
             self._scoring = None
-        if self._update is not None and self._update.name == name:
+        if self._update is not None and split_key(self._update.name)[0] == name:
             self._update = None
 
     def stats(self) -> dict[str, object]:
@@ -180,7 +192,7 @@ class LearningScheduler:
         """Restore :meth:`history`; domains without a draft here are left out."""
         self.counts.update({name: int(n) for name, n in history.get("counts", {}).items()})
         for name, versions in history.get("live", {}).items():
-            if self.head.has(name):
+            if self._has(name):
                 self.domain(name).load_live(versions)
         self.cross.matrix.load_state(history.get("cross", {}), self._experts())
 
@@ -198,33 +210,35 @@ class LearningScheduler:
             if not self._queue:
                 return False
             item = self._queue.popleft()
-            if self.head.has(item.domain):
-                self._scoring = _Scoring(item, encode(self.head, item))
+            if self._has(item.domain):
+                self._scoring = _Scoring(item, encode(self.head_of(item.domain), item))
             return True
         item, hidden = self._scoring.item, self._scoring.hidden
         self._scoring = None
+        if not self._has(item.domain):
+            return True
+        head, to_draft = self.head_of(item.domain), self.map_of(item.domain)
         expert, version = self._served(item.domain)
-        logits = self.head.logits(hidden.float(), expert)
+        logits = head.logits(hidden, expert)
         emitted = item.emitted.to(logits.device)
         domain = self.domain(item.domain)
-        right = is_right(logits, emitted, self.head.token_ids)
+        right = is_right(logits, emitted, head.token_ids)
         record = make_record(item, hidden, right, domain.buffer.arrived, version)
         if record is None:
             self._reject(item.domain, "a record held NaN or infinity and was dropped", {})
             return True
         domain.observe(record)
-        self.cross.take(item, hidden, right)
+        if split_key(item.domain)[1] == FIRST_KIND:
+            self.cross.take(item, hidden, right)
         self.counts["scored"] += 1
         domain.follow(version, expert)
         if domain.watch is not None:
-            self._watch(
-                item.domain, domain, float(score(self.head, record, expert, self.to_draft).agreement.mean())
-            )
+            self._watch(item.domain, domain, float(score(head, record, expert, to_draft).agreement.mean()))
         return True
 
     def _experts(self) -> list[str]:
-        """Domains with an expert of their own."""
-        return [name for name in self.registry.domains() if self.head.has(name)]
+        """Domains with an expert of the first kind, whose hidden states serve all of them."""
+        return [key for key in self.registry.domains() if split_key(key)[1] == FIRST_KIND and self._has(key)]
 
     def _watch(self, name: str, domain: DomainLearning, served_score: float) -> None:
         """Compare the served version with the one before on the newest record; roll back on a fall."""
@@ -232,7 +246,8 @@ class LearningScheduler:
         assert watch is not None
         newest = domain.newest
         assert newest is not None
-        before = float(score(self.head, newest, watch.expert, self.to_draft).agreement.mean())
+        head, to_draft = self.head_of(name), self.map_of(name)
+        before = float(score(head, newest, watch.expert, to_draft).agreement.mean())
         watch.gains.append(served_score - before)
         if watch.has_fallen(guard.min_watch_records, guard.rollback_z):
             mean = sum(watch.gains) / len(watch.gains)
@@ -244,7 +259,7 @@ class LearningScheduler:
             reason = (
                 f"version {watch.version} agrees less often than version {watch.previous} on live traffic"
             )
-            self.on_event(Event("rollback", name, reason, numbers))
+            self._tell("rollback", name, reason, numbers)
         elif len(watch.gains) >= guard.watch_records:
             domain.watch = None
 
@@ -256,11 +271,14 @@ class LearningScheduler:
                 return False
             expert, version = self._served(name)
             self._update = Update(
-                self.head, name, self.domain(name), expert, version, self.of(name), self.to_draft
+                self.head_of(name), name, self.domain(name), expert, version, self.of(name), self.map_of(name)
             )
             self.counts["updates"] += 1
             return True
         update = self._update
+        if not self._has(update.name):
+            self._update = None
+            return True
         if update.advance():
             return True
         self._update = None
@@ -296,7 +314,7 @@ class LearningScheduler:
             update.domain.learner_version = published.number
             self.counts["published"] += 1
             numbers["version"] = published.number
-            self.on_event(Event("publish", update.name, reason, numbers))
+            self._tell("publish", update.name, reason, numbers)
 
     def _publish(self, update: Update, reason: str, score: float) -> Version:
         """Publish the candidate; what was served before anything was published becomes version 0 first."""
@@ -309,22 +327,39 @@ class LearningScheduler:
     def _reject(self, name: str, reason: str, numbers: dict[str, float]) -> None:
         """Count and report an update or a record that was refused."""
         self.counts["rejected"] += 1
-        self.on_event(Event("update_rejected", name, reason, dict(numbers)))
+        self._tell("update_rejected", name, reason, dict(numbers))
 
     def _due(self) -> str | None:
         """The domain due for an update with most traffic times headroom."""
         gains = {
             name: domain.gain
             for name, domain in self.domains.items()
-            if self.head.has(name)
+            if self._has(name)
             and domain.is_due(self.of(name).update_every, self.of(name).guard.min_positions)
         }
         return max(gains, key=lambda name: gains[name]) if gains else None
+
+    def head_of(self, key: str) -> TrainableHead:
+        """The draft that an expert belongs to."""
+        return self.heads[split_key(key)[1]]
+
+    def map_of(self, key: str) -> torch.Tensor:
+        """Draft indices by target id, of the draft that an expert belongs to."""
+        return self._to_draft[split_key(key)[1]]
+
+    def _has(self, key: str) -> bool:
+        domain, kind = split_key(key)
+        return kind in self.heads and self.heads[kind].has(domain)
+
+    def _tell(self, what: str, key: str, reason: str, numbers: dict[str, float]) -> None:
+        """Report an event under the expert's domain."""
+        domain, kind = split_key(key)
+        self.on_event(Event(what, domain, reason if len(self.heads) == 1 else f"{kind}: {reason}", numbers))
 
     def _served(self, name: str) -> tuple[Expert, int]:
         """The served expert of a domain and its version number."""
         version = self.registry.current(name)
         if version is None or not version.tensors:
-            return self.head.served(name), 0
-        device = self.to_draft.device
+            return self.head_of(name).served(split_key(name)[0]), 0
+        device = self.map_of(name).device
         return {n: t.to(device) for n, t in version.tensors.items()}, version.number

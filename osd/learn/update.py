@@ -80,7 +80,7 @@ class Update:
     def _train(self) -> bool:
         """One slice of a step, the last of which applies it; False when something was not finite."""
         config = self.config
-        drawn = self.domain.buffer.draw(-(-config.positions_per_step // self._slices))
+        drawn = self.domain.buffer.draw(-(-config.positions_per_step // self._slices), self.head.together)
         if drawn and self._learner.accumulate(collate(drawn, self._to_draft), 1.0 / self._slices) is None:
             return False
         return self._slices_left % self._slices > 0 or self._learner.apply()

@@ -59,7 +59,7 @@ def adopt_versions(drafter: Drafter | None, rows: Sequence[Row], on_event: Calla
         on_event(Event("swap", swap.domain, swap.reason, numbers))
         for row in rows:
             if row.draft.domain == swap.domain and row.decoding:
-                row.note_version(swap.new)
+                row.note_version(drafter.version(swap.domain))
 
 
 def feed_back(

@@ -76,10 +76,7 @@ def load_target(
         quantise(plain, model)
     elif quantization != "none":
         raise InvalidValueError("target.quantization", quantization, "none or int8")
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=model == EMBEDDED)
-    except (OSError, ValueError) as error:
-        raise InvalidValueError("target.model", model, f"its tokenizer cannot be loaded ({error})") from error
+    tokenizer = _tokenizer(folder, model, local_only=model == EMBEDDED)
     target = build_target(
         plain,
         name=model,
@@ -90,6 +87,24 @@ def load_target(
         exact=embedded_weights(Path(folder)) if model == EMBEDDED else None,
     )
     return target, tokenizer
+
+
+def load_tokenizer(model: str = EMBEDDED, cache_dir: Path | None = None) -> Any:
+    """The target's tokenizer from the files on this machine, without its weights.
+
+    Raises:
+        InvalidValueError: It is not there.
+        CheckpointError: The embedded target could not be converted.
+    """
+    folder = str(embedded_folder(cache_dir)) if model == EMBEDDED else model
+    return _tokenizer(folder, model, local_only=True)
+
+
+def _tokenizer(folder: str, model: str, local_only: bool) -> Any:
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=local_only)
+    except (OSError, ValueError) as error:
+        raise InvalidValueError("target.model", model, f"its tokenizer cannot be loaded ({error})") from error
 
 
 def build_target(

@@ -72,9 +72,13 @@ class Client:
         """Registered domains with their statistics."""
         return list(self._ask("GET", "/v1/domains")["data"])
 
-    def add_domain(self, name: str, description: str, examples: list[str]) -> dict[str, Any]:
-        """Register a domain."""
-        body = {"name": name, "description": description, "examples": examples}
+    def add_domain(
+        self, name: str, description: str, examples: list[str], draft: str | None = None
+    ) -> dict[str, Any]:
+        """Register a domain, with a draft model of its own where ``draft`` names one."""
+        body: dict[str, Any] = {"name": name, "description": description, "examples": examples}
+        if draft is not None:
+            body["draft"] = {"kind": "model", "path": draft}
         return dict(self._ask("POST", "/v1/domains", json=body))
 
     def remove_domain(self, name: str) -> None:

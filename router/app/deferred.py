@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from drafts.config import ModelConfig
 from router.app.problems import NotReadyError
 from router.bodies.api import Handle, Message, ServingEngine
 from router.bodies.versions import DomainVersions
@@ -105,9 +106,16 @@ class DeferredEngine:
         """Registered domains."""
         return self._loaded().domains()
 
-    def add_domain(self, name: str, *, description: str = "", examples: Sequence[str] = ()) -> None:
+    def add_domain(
+        self,
+        name: str,
+        *,
+        description: str = "",
+        examples: Sequence[str] = (),
+        draft: ModelConfig | None = None,
+    ) -> None:
         """Register a domain."""
-        self._loaded().add_domain(name, description=description, examples=examples)
+        self._loaded().add_domain(name, description=description, examples=examples, draft=draft)
 
     def remove_domain(self, name: str) -> None:
         """Forget a domain."""

@@ -165,7 +165,11 @@ class Service:
         @api.post("/v1/domains")
         async def add(body: DomainRequest) -> Json:
             await run_in_threadpool(
-                self.engine.add_domain, body.name, description=body.description, examples=body.examples
+                self.engine.add_domain,
+                body.name,
+                description=body.description,
+                examples=body.examples,
+                draft=body.draft,
             )
             return Json(await run_in_threadpool(self._domain_row, body.name), status_code=201)
 

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from drafts.config import ModelConfig
 from drafts.errors import InvalidValueError, PolydraftError
 from osd.types import SamplingParams
 from router.app.response_format import response_format
@@ -273,3 +274,6 @@ class DomainRequest(BaseModel):
     name: str = Field(min_length=1, max_length=64, description="Name of the new domain.")
     description: str = Field("", max_length=2000, description="One sentence on what belongs to it.")
     examples: list[str] = Field(default_factory=list, max_length=1000, description="A few typical prompts.")
+    draft: ModelConfig | None = Field(
+        None, description="A draft model of its own with the target's tokenizer: {kind: model, path: …}."
+    )

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from drafts.config import ModelConfig
 from osd.types import Assignment, FinishReason, Round, TokenLogprob
 from router.bodies.versions import DomainVersions
 
@@ -178,7 +179,14 @@ class ServingEngine(Protocol):
         """Registered domains with name, description, sources, draft version, buffer and counters."""
         ...
 
-    def add_domain(self, name: str, *, description: str = "", examples: Sequence[str] = ()) -> None:
+    def add_domain(
+        self,
+        name: str,
+        *,
+        description: str = "",
+        examples: Sequence[str] = (),
+        draft: ModelConfig | None = None,
+    ) -> None:
         """Register a domain while serving."""
         ...
 

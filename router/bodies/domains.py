@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from drafts.config import ModelConfig
 from drafts.errors import InvalidValueError
+from drafts.expert_key import expert_key
 from osd.serve.engine import Engine as Core
 from osd.types import BASE_DOMAIN
 from router.bodies.parts import DraftParts
 from router.mind.birth import Birth
 from router.mind.router import Router
+
+if TYPE_CHECKING:
+    from drafts.draft_model import DraftModel
 
 log = logging.getLogger(__name__)
 
@@ -38,18 +43,23 @@ class DomainLife:
         answers = [(item.prompt_ids, item.output_ids) for item in birth.members]
         self._core.call(lambda: self._grow(birth.domain, answers))
 
-    def add(self, name: str, description: str, examples: Sequence[str]) -> None:
+    def add(
+        self, name: str, description: str, examples: Sequence[str], draft: ModelConfig | None = None
+    ) -> None:
         """Register a domain while serving; the same domain twice is not an error.
 
+        A draft model of its own is loaded and checked on the caller's thread before anything changes.
+
         Raises:
-            InvalidValueError: A bad name, or one taken by a different domain.
+            InvalidValueError: A bad name, one taken by a different domain, or a draft that does not fit.
         """
         for domain in self._router.domains():
             same = domain.description == description and tuple(domain.examples) == tuple(examples)
-            if domain.name == name and same:
+            if domain.name == name and same and self._parts.own_models.get(name) == draft:
                 return
+        own = None if draft is None else (draft, self._parts.load_model(draft))
         self._router.add_domain(name, description=description, examples=examples)
-        self._core.call(lambda: self._grow(name, [])).result()
+        self._core.call(lambda: self._grow(name, [], own)).result()
 
     def remove(self, name: str) -> None:
         """Forget a domain in the router, then its drafts; running requests go on with what is shared."""
@@ -80,8 +90,10 @@ class DomainLife:
         buffer: dict[str, Any] = {}
         if "ngram" in sources:
             buffer["memory_tokens"] = sources["ngram"].get("tokens", 0)
-        if scheduler is not None and name in scheduler.domains:
-            buffer["records"] = scheduler.domains[name].figures()["buffer_records"]
+        keys = [] if scheduler is None else [expert_key(name, kind) for kind in scheduler.heads]
+        known = [scheduler.domains[key] for key in keys if scheduler is not None and key in scheduler.domains]
+        if known:
+            buffer["records"] = sum(len(domain.buffer.training) for domain in known)
         return {
             "sources": sources,
             "version": mixture.version(name),
@@ -89,8 +101,13 @@ class DomainLife:
             "speculation": mixture.speculation(name),
         }
 
-    def _grow(self, name: str, answers: Sequence[tuple[Sequence[int], Sequence[int]]]) -> None:
-        self._parts.add_domain(name)
+    def _grow(
+        self,
+        name: str,
+        answers: Sequence[tuple[Sequence[int], Sequence[int]]],
+        own: tuple[ModelConfig, DraftModel] | None = None,
+    ) -> None:
+        self._parts.add_domain(name, own)
         if self._parts.ngram is not None:
             for prompt, output in answers:
                 self._parts.ngram.teach(name, [*prompt, *output], len(prompt))

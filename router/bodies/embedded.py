@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from drafts.config import ModelConfig
 from drafts.errors import InvalidValueError, UnknownNameError
 from drafts.kinds import names as kind_names
 from osd.ports import Observer
@@ -362,13 +363,20 @@ class Engine:
         """Domains with description, sources, version, memory and buffer; the base domain last."""
         return self.life.rows()
 
-    def add_domain(self, name: str, *, description: str = "", examples: Sequence[str] = ()) -> None:
+    def add_domain(
+        self,
+        name: str,
+        *,
+        description: str = "",
+        examples: Sequence[str] = (),
+        draft: ModelConfig | None = None,
+    ) -> None:
         """Register a domain while serving; idempotent for equal arguments.
 
         Raises:
-            InvalidValueError: A name that is taken, reserved or not allowed.
+            InvalidValueError: A name that is taken, reserved or not allowed, or a draft that does not fit.
         """
-        self.life.add(name, description, tuple(examples))
+        self.life.add(name, description, tuple(examples), draft)
 
     def remove_domain(self, name: str) -> None:
         """Forget a domain; its running requests finish on what they began with.

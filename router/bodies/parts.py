@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from drafts import kinds
 from drafts.bank import ExpertBank
+from drafts.config import ModelConfig
 from drafts.cross import CrossAcceptance
 from drafts.data import TRUNK
 from drafts.errors import InvalidValueError, UnknownNameError
+from drafts.expert_key import expert_key
 from drafts.kinds.base import Source
 from drafts.kinds.eagle import EagleSource
 from drafts.kinds.lookup import LookupSource
@@ -20,13 +22,17 @@ from drafts.kinds.ngram import NgramSource
 from drafts.mixture import Mixture
 from drafts.registry import Registry
 from drafts.trunk import Trunk
-from drafts.versions import VersionFollower
+from drafts.versions import Bank, Banks, VersionFollower
 from osd.learn.config import LearnConfig
-from osd.learn.head import EagleHead
+from osd.learn.head import EagleHead, TrainableHead
 from osd.learn.scheduler import LearningScheduler
 from osd.serve.target import TargetModel
 from osd.types import BASE_DOMAIN, Event
 from router.config import DomainConfig, PolydraftConfig
+
+if TYPE_CHECKING:
+    from drafts.draft_model import DraftModel
+    from drafts.kinds.model import ModelSource
 
 log = logging.getLogger(__name__)
 
@@ -41,13 +47,40 @@ class DraftParts:
     registry: Registry
     scheduler: LearningScheduler | None = None
     bank: ExpertBank | None = None
+    model: ModelSource | None = None
     ngram: NgramSource | None = None
+    tokenizer: Any = None
+    own_models: dict[str, ModelConfig] = field(default_factory=dict)
 
-    def add_domain(self, name: str) -> None:
+    def load_model(self, config: ModelConfig) -> DraftModel:
+        """A draft model that a domain registered while serving brings; nothing of what runs is touched.
+
+        Raises:
+            InvalidValueError: It cannot be loaded, its tokens are not the target's (case A22), or this
+                deployment has no draft models.
+        """
+        from drafts.kinds.model import load_draft
+
+        if self.model is None:
+            raise InvalidValueError(
+                "draft.path", config.path, "a draft model only where drafts.sources has model"
+            )
+        model = load_draft(config, self.tokenizer)
+        self.model.residents.check("draft.path", config.path, model.nbytes)
+        return model
+
+    def add_domain(self, name: str, own: tuple[ModelConfig, DraftModel] | None = None) -> None:
         """Serve a domain with every source; its expert begins as a copy of the base domain's.
 
         Called on the engine's thread, or before it runs. A known domain keeps what it has.
+
+        Args:
+            name: The domain.
+            own: A draft model of its own.
         """
+        if own is not None and self.model is not None:
+            self.own_models[name] = own[0]
+            self.model.attach(name, own[1])
         self.mixture.add_domain(name, parent=BASE_DOMAIN)
         if self.scheduler is not None:
             self.scheduler.add_domain(name)
@@ -56,6 +89,26 @@ class DraftParts:
                 self.registry.clone(BASE_DOMAIN, name)
             else:
                 self.registry.publish(name, self.bank.tensors(name), reason="born as the trunk")
+        if self.model is not None and name in self.model:
+            self._adapter_version(self.model, name)
+
+    def _adapter_version(self, model: ModelSource, name: str) -> None:
+        """An adapter begins with a version: a copy of the base domain's where the model is the same.
+
+        One of another draft model or rank than config now names is forgotten.
+        """
+        key, base = expert_key(name, "model"), expert_key(BASE_DOMAIN, "model")
+        served, parent = self.registry.current(key), self.registry.current(base)
+        if served is not None and not model.fits(name, served.tensors):
+            log.warning(
+                "domain %s: the adapter's versions belong to another draft model; it starts anew", name
+            )
+            self.registry.drop(key)
+            served = None
+        if served is None and parent is not None and model.fits(name, parent.tensors):
+            self.registry.clone(base, key)
+        elif served is None:
+            self.registry.publish(key, model.tensors(name), reason="born as the draft model")
 
     def matrix(self) -> dict[str, dict[str, dict[str, dict[str, float]]]]:
         """Cross-acceptance by kind (``experts``, ``memories``), by draft, by domain of the text."""
@@ -77,11 +130,13 @@ class DraftParts:
 
     def drop_domain(self, name: str) -> None:
         """Forget a domain's memory, expert, versions and buffer."""
+        self.own_models.pop(name, None)
         self.mixture.drop_domain(name)
         if self.scheduler is not None:
             self.scheduler.drop_domain(name)
-        if name in self.registry.domains():
-            self.registry.drop(name)
+        for key in (name, expert_key(name, "model")):
+            if key in self.registry.domains():
+                self.registry.drop(key)
 
 
 def build_drafts(
@@ -108,7 +163,7 @@ def build_drafts(
         CheckpointError: A trunk file that cannot be used.
     """
     registry = Registry(versions_dir, keep=config.drafts.keep_versions)
-    parts = DraftParts(Mixture({}, learn=learn), registry)
+    parts = DraftParts(Mixture({}, learn=learn), registry, tokenizer=tokenizer)
     built: dict[str, Source] = {}
     own_models = [domain for domain in config.domains if domain.draft is not None]
     own_sources = [name for domain in config.domains for name in domain.sources or ()] if add_own else []
@@ -118,16 +173,26 @@ def build_drafts(
         source = _build_source(name, config, target, tokenizer, own_models)
         if source is not None:
             built[name] = source
-    eagle = built.get("eagle")
+    eagle, model = built.get("eagle"), built.get("model")
+    heads: dict[str, TrainableHead] = {}
+    banks: dict[str, Bank] = {}
     if isinstance(eagle, EagleSource):
-        parts.bank = eagle.bank
-        head = EagleHead(eagle.trunk, eagle.bank, eagle.embedding, eagle.output)
-        if learn and config.learn.enabled:
-            general, own = _learning(config, seed)
-            parts.scheduler = LearningScheduler(head, registry, general, on_event, overrides=own)
+        parts.bank = banks["eagle"] = eagle.bank
+        heads["eagle"] = EagleHead(eagle.trunk, eagle.bank, eagle.embedding, eagle.output)
+    if model is not None:
+        from drafts.kinds.model import ModelSource
+        from osd.learn.model_head import ModelHead
+
+        assert isinstance(model, ModelSource)
+        parts.model = banks["model"] = model
+        if model.learns:
+            heads["model"] = ModelHead(model, len(tokenizer))
+    if heads and learn and config.learn.enabled:
+        general, own = _learning(config, seed)
+        parts.scheduler = LearningScheduler(heads, registry, general, on_event, overrides=own)
     ngram = built.get("ngram")
     parts.ngram = ngram if isinstance(ngram, NgramSource) else None
-    versions = None if parts.bank is None else VersionFollower(registry, parts.bank)
+    versions = VersionFollower(registry, Banks(banks), tuple(banks)) if banks else None
     named = _domain_sources(config, sources, list(built))
     parts.mixture = Mixture(built, named, versions, learn, trees=config.drafts.trees)
     for domain in (BASE_DOMAIN, *(item.name for item in config.domains)):
@@ -241,11 +306,15 @@ def trunk_layers(config: PolydraftConfig) -> tuple[int, ...] | None:
 def _build_model(
     config: PolydraftConfig, tokenizer: Any, own_models: Sequence[DomainConfig]
 ) -> Source | None:
-    from drafts.kinds.model import DraftModel, ModelSource
+    from drafts.kinds.model import ModelSource, load_draft
 
     shared = config.drafts.model
-    source = ModelSource(None if shared is None else DraftModel.load(shared, tokenizer))
+    source = ModelSource(
+        None if shared is None else load_draft(shared, tokenizer),
+        config.drafts.max_resident_bytes,
+        BASE_DOMAIN,
+    )
     for domain in own_models:
         assert domain.draft is not None
-        source.attach(domain.name, DraftModel.load(domain.draft, tokenizer))
+        source.attach(domain.name, load_draft(domain.draft, tokenizer))
     return source

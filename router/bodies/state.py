@@ -8,9 +8,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from drafts.config import ModelConfig
 from drafts.errors import PolydraftError
+from drafts.expert_key import split_key
 from osd.serve.engine import Engine as Core
 from osd.types import Event, FinishedRecord
 from router.bodies.parts import DraftParts
@@ -19,6 +21,9 @@ from router.config import StateConfig
 from router.mind.router import Router
 from router.mind.stats import Stats
 from router.storage import Storage
+
+if TYPE_CHECKING:
+    from drafts.draft_model import DraftModel
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +38,18 @@ class Engine(Protocol):
     parts: DraftParts
     router: Router
     stats_of: Stats
+
+
+def own_model(parts: DraftParts, domain: str, saved: object) -> tuple[ModelConfig, DraftModel] | None:
+    """The draft model that a domain was registered with; without it the base domain's serves."""
+    if saved is None:
+        return None
+    try:
+        config = ModelConfig.model_validate(saved)
+        return config, parts.load_model(config)
+    except (PolydraftError, ValueError) as error:
+        log.error("domain %s: its draft model is left out: %s", domain, error)
+        return None
 
 
 class StateKeeper:
@@ -68,8 +85,10 @@ class StateKeeper:
         if stats is not None:
             engine.stats_of.load_state(stats)
         engine.router.load_state(self._storage.load_router())
+        models = self._storage.load_document("models") or {}
         for domain in engine.router.domains():
-            engine.parts.add_domain(domain.name)
+            own = own_model(engine.parts, domain.name, models.get(domain.name))
+            engine.parts.add_domain(domain.name, own)
         known = set(engine.router.names())
         if engine.parts.ngram is not None:
             memories = self._memories.load()
@@ -77,7 +96,9 @@ class StateKeeper:
         engine.parts.load_matrix(self._storage.load_document("matrix") or {}, engine.router.names())
         if engine.parts.scheduler is not None:
             buffers = self._buffers.load()
-            engine.parts.scheduler.load_state({name: t for name, t in buffers.items() if name in known})
+            engine.parts.scheduler.load_state(
+                {key: t for key, t in buffers.items() if split_key(key)[0] in known}
+            )
             engine.parts.scheduler.load_history(self._storage.load_document("learning") or {})
         engine.parts.mixture.load_state(self._storage.load_document("drafts") or {})
         engine.parts.mixture.swap()
@@ -146,6 +167,8 @@ class StateKeeper:
         ngram, scheduler = engine.parts.ngram, engine.parts.scheduler
         self._storage.save_document("drafts", on_engine(engine.parts.mixture.state))
         self._storage.save_document("matrix", on_engine(engine.parts.matrix_state))
+        models = {name: config.model_dump() for name, config in dict(engine.parts.own_models).items()}
+        self._storage.save_document("models", models)
         if ngram is not None:
             sizes = {d: ngram.describe(d).get("tokens", 0) for d in engine.router.names()}
             self._save_changed("memory", self._memories, sizes, ngram.domain_state, on_engine)

@@ -11,9 +11,10 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from drafts import kinds
+from drafts.draft_model import DraftModel
 from drafts.kinds.base import DraftRow, Source
 from drafts.kinds.lookup import LookupSource
-from drafts.kinds.model import DraftModel, ModelSource
+from drafts.kinds.model import ModelSource
 from drafts.kinds.ngram import NgramSource
 from drafts.proposal import EMPTY, Proposal
 from tests.drafts import head_rig

@@ -113,7 +113,7 @@ def test_an_expert_is_distilled_published_and_used_while_the_engine_serves():
         guard=GuardConfig(min_positions=16),
     )
     events = []
-    scheduler = LearningScheduler(head, registry, config, events.append)
+    scheduler = LearningScheduler({"eagle": head}, registry, config, events.append)
     engine = make_engine(
         drafter=drafter, evidence_k=16, observers=[scheduler], worker=scheduler, on_event=events.append
     )

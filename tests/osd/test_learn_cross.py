@@ -76,7 +76,7 @@ def test_a_merge_keeps_the_expert_that_is_better_on_both_and_joins_the_buffers()
     assert better is not None
     buffers = [rig.learning.domain(name).buffer for name in ("code", "math")]
     held, training = (sum(len(getattr(b, side)) for b in buffers) for side in ("held", "training"))
-    version = merge_domains(rig.learning, "code", "math")
+    version = merge_domains(rig.learning, "code", "math")["eagle"]
     assert rig.registry.domains() == ["code"]
     assert torch.equal(version.tensors["down_b"], better.tensors["down_b"])
     event = rig.registry.events()[-1]

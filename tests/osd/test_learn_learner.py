@@ -37,7 +37,7 @@ def test_a28_encoding_pairs_every_label_with_the_base_that_predicts_it() -> None
     head = tiny_head("math")
     record = scored(head, finished(1, prompt=5, output=4))
     whole = unroll(head.trunk, head.embedding, [answer(1, prompt=5, output=4)], 1)
-    logits = head.logits(record.hidden.float(), head.served("math"))
+    logits = head.logits(record.hidden, head.served("math"))
     expected = head.bank.logits(head.output, whole.hidden[0], [0])
     torch.testing.assert_close(logits, expected, atol=2e-2, rtol=2e-2)
     assert record.positions.tolist() == [0, 1, 2, 3]
@@ -216,7 +216,7 @@ def test_sampled_requests_score_one_minus_total_variation() -> None:
     record = scored(head, finished(1, temperature=0.7))
     assert not record.greedy
     values = score(head, record, head.served("math"), TO_DRAFT).agreement
-    logits = head.logits(record.hidden.float(), head.served("math"))
+    logits = head.logits(record.hidden, head.served("math"))
     target = SparseTarget.from_evidence(record.top_ids, record.top_logprobs, TO_DRAFT)
     inside = target.index >= 0
     q = logits.softmax(-1).gather(-1, target.index.clamp_min(0)) * inside

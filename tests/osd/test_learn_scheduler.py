@@ -32,7 +32,7 @@ class Rig:
         }
         self.now = 0.0
         self.learning = LearningScheduler(
-            self.head,
+            {"eagle": self.head},
             self.registry,
             LearnConfig(**settings),  # type: ignore[arg-type]
             self.events.append,

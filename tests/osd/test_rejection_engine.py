@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from drafts.draft_model import DraftModel
 from drafts.kinds.lookup import LookupSource
-from drafts.kinds.model import DraftModel, ModelSource
+from drafts.kinds.model import ModelSource
 from drafts.kinds.ngram import NgramSource
 from drafts.mixture import Mixture
 from drafts.proposal import POINT_MASS

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from drafts.config import ModelConfig
 from drafts.errors import BusyError, ContextLengthError, InvalidValueError, UnknownNameError
 from drafts.registry import Registry
 from osd.types import BASE_DOMAIN, Assignment, FinishReason, Round, SamplingParams, TokenLogprob
@@ -329,7 +330,14 @@ class FakeEngine:
             for name, row in self.registered.items()
         ]
 
-    def add_domain(self, name: str, *, description: str = "", examples: Sequence[str] = ()) -> None:
+    def add_domain(
+        self,
+        name: str,
+        *,
+        description: str = "",
+        examples: Sequence[str] = (),
+        draft: ModelConfig | None = None,
+    ) -> None:
         if name in self.registered:
             raise InvalidValueError("name", name, "a name that is not registered yet")
         self.registered[name] = {"description": description, "examples": list(examples)}

@@ -254,3 +254,11 @@ def test_too_many_domains_and_blank_examples_are_refused(tmp_path):
     assert failure(tmp_path, text).field == "domains"
     with pytest.raises(ValueError, match="blank"):
         DomainConfig(name="a", examples=("  ",))
+
+
+def test_the_gpu_config_uses_both_kinds_of_neural_draft_within_a_bound() -> None:
+    config = load_config("gpu", {})
+    assert {"eagle", "model"} <= set(config.drafts.sources)
+    assert config.drafts.model is not None
+    assert config.drafts.model.rank > 0
+    assert config.drafts.max_resident_bytes == 8 * 1024**3

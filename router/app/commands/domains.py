@@ -42,6 +42,10 @@ def add(
     examples_file: Annotated[
         Path | None, typer.Option(help="File of examples: one prompt a line, or a traffic file (.jsonl).")
     ] = None,
+    draft: Annotated[
+        str | None,
+        typer.Option(help="Folder or hub name of a draft model of its own, with the target's tokenizer."),
+    ] = None,
     url: Url = DEFAULT_URL,
 ) -> None:
     """Register a domain while the server runs.
@@ -54,7 +58,7 @@ def add(
     from router.app.client import Client
 
     examples = [*(example or []), *(_read_examples(examples_file) if examples_file else [])]
-    Client(url).add_domain(name, description, examples)
+    Client(url).add_domain(name, description, examples, draft)
     typer.echo(f"registered {name} with {len(examples)} examples")
 
 

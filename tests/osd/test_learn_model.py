@@ -1,0 +1,142 @@
+"""Adapters of a draft model learn from what the target said, are judged, published and swapped."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from drafts.draft_model import DraftModel
+from drafts.kinds.base import DraftRow
+from drafts.kinds.model import ModelSource
+from drafts.mixture import Mixture
+from drafts.registry import Registry
+from drafts.versions import Banks, VersionFollower
+from osd.learn.config import BufferConfig, GuardConfig, LearnConfig
+from osd.learn.distill import encode, pending
+from osd.learn.learner import ExpertLearner
+from osd.learn.losses import SparseTarget, draft_index, forward_kl
+from osd.learn.model_head import CONTEXT, ModelHead, shared_texts
+from osd.learn.scheduler import LearningScheduler
+from tests.osd.engine_rig import Client, greedy, make_engine, prompts
+from tests.osd.learn_rig import finished
+from tests.tiny import VOCAB, tiny_model
+
+
+def learning_source(*domains: str) -> ModelSource:
+    source = ModelSource(DraftModel(tiny_model(seed=3), VOCAB, rank=8))
+    for domain in domains:
+        source.add_domain(domain)
+    return source
+
+
+def test_a28_a_position_is_predicted_from_precisely_the_tokens_before_it() -> None:
+    source = learning_source("math")
+    head = ModelHead(source, VOCAB)
+    item = pending(finished(1, prompt=5, output=4), BufferConfig(), "math.model", with_features=False)
+    assert item is not None
+    assert item.positions.tolist() == [0, 1, 2, 3]
+    contexts = encode(head, item)
+    assert contexts.shape == (4, CONTEXT)
+    for at, context in enumerate(contexts):
+        assert context[context >= 0].tolist() == list(item.tokens[: 5 + at])
+    logits = head.logits(contexts, head.served("math"))
+    with torch.no_grad():
+        whole = tiny_model(seed=3)(input_ids=torch.tensor([item.tokens])).logits[0, 4:8]
+    torch.testing.assert_close(logits, whole, atol=1e-4, rtol=1e-4)
+
+
+def test_a_long_text_is_read_from_its_last_tokens_and_a_one_token_prompt_from_its_first() -> None:
+    head = ModelHead(learning_source("math"), VOCAB)
+    long = pending(finished(1, prompt=300, output=100), BufferConfig(), "math.model", with_features=False)
+    short = pending(finished(1, prompt=1, output=3), BufferConfig(), "math.model", with_features=False)
+    assert long is not None
+    assert short is not None
+    contexts = encode(head, long)
+    last = int(long.positions[-1]) + 300
+    assert contexts[-1][contexts[-1] >= 0].tolist() == list(long.tokens[399 - CONTEXT : last])
+    assert short.positions.tolist() == [0, 1, 2]
+    assert int((encode(head, short)[0] >= 0).sum()) == 1
+
+
+def test_rows_whose_context_begins_anothers_share_a_pass() -> None:
+    rows = torch.tensor([[1, 2, -1], [1, 2, 3], [4, 2, -1], [1, -1, -1]])
+    found = shared_texts(rows, [2, 3, 2, 1])
+    assert [(text.tolist(), members) for text, members in found] == [([1, 2, 3], [1, 0, 3]), ([4, 2], [2])]
+
+
+def test_the_gradient_is_that_of_forward_kl_over_the_whole_vocabulary() -> None:
+    source = learning_source("math")
+    head = ModelHead(source, VOCAB)
+    learner = ExpertLearner(head, head.served("math"), LearnConfig(focus="all", clip=1e9))
+    item = pending(finished(2), BufferConfig(), "math.model", with_features=False)
+    assert item is not None
+    evidence = SparseTarget.from_evidence(item.top_ids, item.top_logprobs, draft_index(head.token_ids, VOCAB))
+    logits = head.logits(encode(head, item), {**learner.masters, **learner.fixed})
+    assert logits.shape[-1] == VOCAB
+    forward_kl(logits, evidence).mean().backward()
+    grads = [t.grad for n, t in learner.masters.items() if n.endswith("lora_B")]
+    assert grads
+    assert all(grad is not None and bool(grad.any()) for grad in grads)
+
+
+@pytest.mark.parametrize("together", ["model", "eagle and model"])
+def test_an_adapter_is_distilled_published_and_used_while_the_engine_serves(together: str) -> None:
+    from tests.osd.test_engine_sources import eagle
+
+    model = ModelSource(DraftModel(tiny_model(seed=3), VOCAB, rank=8))
+    sources = {"eagle": eagle(), "model": model} if together != "model" else {"model": model}
+    drafter = Mixture(sources)
+    for domain in ("base", "math"):
+        drafter.add_domain(domain)
+    banks = {name: source.bank if name == "eagle" else source for name, source in sources.items()}
+    registry = Registry(None)
+    drafter.versions = VersionFollower(registry, Banks(banks), tuple(banks))
+    heads: dict[str, object] = {"model": ModelHead(model, VOCAB)}
+    registry.publish("math.model", model.tensors("math"), reason="born")
+    if "eagle" in sources:
+        from osd.learn.head import EagleHead
+
+        trunk = sources["eagle"]
+        heads["eagle"] = EagleHead(trunk.trunk, trunk.bank, trunk.embedding, trunk.output)
+        registry.publish("math", trunk.bank.tensors("math"), reason="born")
+    config = LearnConfig(
+        budget_share=0.9,
+        update_every=4,
+        rate=2e-2,
+        passes=4.0,
+        focus="all",
+        buffer=BufferConfig(hold_back=2),
+        guard=GuardConfig(min_positions=16),
+    )
+    events = []
+    scheduler = LearningScheduler(heads, registry, config, events.append)
+    engine = make_engine(
+        drafter=drafter, evidence_k=32, observers=[scheduler], worker=scheduler, on_event=events.append
+    )
+    client = Client(engine)
+    texts = prompts(6, seed=9, lengths=(6,))
+    for turn in range(8):
+        for index, prompt in enumerate(texts):
+            client.submit(f"{turn}-{index}", prompt, "math", max_tokens=24, ignore_eos=True)
+    client.run()
+    while engine.step():
+        pass
+    kinds = {event.kind for event in events if event.domain == "math"}
+    assert {"publish", "swap"} <= kinds
+    served = registry.current("math.model")
+    assert served is not None
+    assert served.number >= 1
+    assert drafter.versions.served_by_kind("math")["model"] == served.number
+    assert drafter.version("math") == drafter.versions.served_by_kind("math")[next(iter(banks))]
+    for name, tensor in model.tensors("math").items():
+        torch.testing.assert_close(tensor, served.tensors[name])
+    answer = client.outcomes["7-0"].record.output_ids
+    text = [*texts[0], *answer]
+    row = DraftRow("after", "math", text[:12], 6)
+    born = DraftRow("before", "base", text[:12], 6)
+    learned = scheduler.domains["math.model"].live
+    assert max(live.mean for version, live in learned.items() if version) > learned[0].mean
+    after, before = model.propose([row, born], [4, 4])
+    assert after.tokens != before.tokens
+    assert client.outcomes["0-0"].record.output_ids == answer
+    assert list(answer) == greedy(texts[0], 24, stop=())
