@@ -18,7 +18,7 @@ from llvmlite import ir
 from drafts.native.tiles import GROUP, OUTPUTS, Format
 from drafts.native.vectors import F32, I8, I32, I64, LANES, Emitter, constant, lanes
 
-MATRIX_ROWS = (16, 32, 64)
+MATRIX_ROWS = (16, 32)
 """Row counts that kernels are made for."""
 
 _SUMS, _WEIGHTS, _INPUTS = 0, 4, 6
@@ -50,7 +50,7 @@ def emit_matrix_tile(module: ir.Module, name: str, fmt: Format, rows: int) -> No
         module: Where the function goes.
         name: Its name.
         fmt: Of the weights: ``q4p`` and ``q8p`` are decoded, ``bf16`` is read as it is.
-        rows: Of ``x``, stored ``[rows, inputs]`` in bfloat16: 16, 32 or 64.
+        rows: Of ``x``, stored ``[rows, inputs]`` in bfloat16: 16 or 32.
     """
     e = MatrixEmitter(module, name, 6)
     weights, x, out, stride, groups, scratch = e.arguments
@@ -62,46 +62,33 @@ def emit_matrix_tile(module: ir.Module, name: str, fmt: Format, rows: int) -> No
     if rows == LANES:
         _one_block(e, read, x, out, stride, groups, scratch)
     else:
-        at_once = OUTPUTS // LANES if rows == 2 * LANES else 1
-        for first in range(0, OUTPUTS // LANES, at_once):
-            _blocks(e, range(first, first + at_once), rows // LANES, read, x, out, stride, groups)
+        _two_blocks(e, read, x, out, stride, groups)
     e.release()
     e.b.ret_void()
 
 
-def _blocks(
-    e: MatrixEmitter,
-    halves: range,
-    blocks: int,
-    weights: ir.Value,
-    x: ir.Value,
-    out: ir.Value,
-    stride: ir.Value,
-    groups: ir.Value,
+def _two_blocks(
+    e: MatrixEmitter, weights: ir.Value, x: ir.Value, out: ir.Value, stride: ir.Value, groups: ir.Value
 ) -> None:
-    """``blocks`` of 16 rows, a sum for each of them and each half: four sums, so that none has to wait."""
+    """32 rows: a sum for each block of 16 and each half, so that none has to wait."""
     line = e.b.mul(groups, I64(2 * GROUP))
-    sums = {
-        (half, block): _SUMS + index
-        for index, (half, block) in enumerate((half, block) for half in halves for block in range(blocks))
-    }
-    for register in sums.values():
-        e.zero(register)
+    for register in range(4):
+        e.zero(_SUMS + register)
 
     def step(_: ir.Value, at: list[ir.Value]) -> list[ir.Value]:
-        for index, half in enumerate(halves):
-            e.read(_WEIGHTS + index, e.at(at[0], 4 * LANES * half), I64(4 * OUTPUTS))
-        for block in range(blocks):
-            register = _WEIGHTS + len(halves) + block % 2
-            e.read(register, e.at(at[1], e.b.mul(line, I64(LANES * block))), line)
-            for index, half in enumerate(halves):
-                e.dot(sums[half, block], register, _WEIGHTS + index)
+        for half in range(2):
+            e.read(_WEIGHTS + half, e.at(at[0], 4 * LANES * half), I64(4 * OUTPUTS))
+        for block in range(2):
+            e.read(_INPUTS + block, e.at(at[1], e.b.mul(line, I64(LANES * block))), line)
+            for half in range(2):
+                e.dot(_SUMS + 2 * block + half, _INPUTS + block, _WEIGHTS + half)
         return [e.at(at[0], GROUP * OUTPUTS * 2), e.at(at[1], 2 * GROUP)]
 
     e.loop(groups, 1, [weights, x], step)
-    for (half, block), register in sums.items():
+    for block in range(2):
         into = e.at(out, e.b.mul(stride, I64(LANES * block)))
-        e.write(register, e.at(into, 4 * LANES * half), stride)
+        for half in range(2):
+            e.write(_SUMS + 2 * block + half, e.at(into, 4 * LANES * half), stride)
 
 
 def _one_block(
