@@ -20,11 +20,17 @@ The last line is JSON.
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
-# A script's folder comes first on the path, and this one's name is that of a package.
-sys.path.append(sys.path.pop(0))
-
-from draft_arms.main import main
+# This file bears the name of a package and comes first on the path of every script in its folder.
+HERE = str(Path(__file__).parent)
+sys.path = [*(path for path in sys.path if path != HERE), HERE]
 
 if __name__ == "__main__":
+    from draft_arms.main import main
+
     main(__doc__)
+elif __name__ == "drafts":
+    # Asked for by a script beside this one, which means the package; imports take it from sys.modules.
+    del sys.modules["drafts"]
+    import drafts  # noqa: F401
