@@ -22,6 +22,9 @@ _LONGEST_WINDOW = 512
 _TAIL = 12
 """Entries that the probe writes behind the prompt, rejected ones included."""
 
+_LONG = 112
+"""Tokens of a prompt that is read in two passes, each long enough for what only long passes do."""
+
 
 @dataclass(frozen=True)
 class ProbeResult:
@@ -44,7 +47,7 @@ class ProbeResult:
 
 
 def probe(target: TargetModel, seed: int = 0) -> ProbeResult:
-    """Drive two rows of unequal length through chunks, a chain partly kept and a tree, and compare.
+    """Drive rows of unequal length through chunks, a chain partly kept, a tree and long passes, and compare.
 
     Every way a pass can go wrong over slots (shared positions, a mask that ignores rows, a state
     that cannot be rolled back, biases by distance) shows as a difference from a forward over the
@@ -59,7 +62,8 @@ def probe(target: TargetModel, seed: int = 0) -> ProbeResult:
     base = 12 + (window if window and window <= _LONGEST_WINDOW else 0)
     base = max(4, min(base, target.max_positions - _TAIL))
     text = torch.randint(target.vocab_size, (2, base + _TAIL), generator=generator).tolist()
-    session = _Session(target, base + _TAIL)
+    long = torch.randint(target.vocab_size, (_LONG,), generator=generator).tolist()[: target.max_positions]
+    session = _Session(target, max(base + _TAIL, len(long)))
     cut = base // 2
 
     a, b = text[0], text[1]
@@ -84,18 +88,23 @@ def probe(target: TargetModel, seed: int = 0) -> ProbeResult:
     session.cache.commit_path(0, start, [0, 2, 4])
     session.texts[0] += [tree[0], tree[2], tree[4]]
     session.run("pass after a tree", [PassRow(0, start + 3, b[-2:])], [0])
+
+    cut = len(long) * 4 // 7
+    session.run("long chunk", [PassRow(2, 0, long[:cut])], [2])
+    beside = PassRow(1, 6, b[6:8])
+    session.run("long chunk behind another", [beside, PassRow(2, cut, long[cut:])], [1, 2])
     return session.result()
 
 
 class _Session:
-    """Two rows under test, their committed texts, and the largest difference so far."""
+    """Three rows under test, their committed texts, and the largest difference so far."""
 
     def __init__(self, target: TargetModel, room: int) -> None:
         self.target = target
-        self.cache = target.make_cache(2, room, keep_features=False)
-        self.cache.acquire()
-        self.cache.acquire()
-        self.texts: list[list[int]] = [[], []]
+        self.cache = target.make_cache(3, room, keep_features=False)
+        for _ in range(self.cache.slots):
+            self.cache.acquire()
+        self.texts: list[list[int]] = [[], [], []]
         self.worst = 0.0
         self.where = "nothing"
         self.scale = 0.0

@@ -2,13 +2,16 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 
 from drafts.native.matrix_tiles import has_matrix_registers
 from drafts.native.team import team
+from osd.serve import native_entries as entry
 from osd.serve.lean import LeanTarget
 from osd.serve.native import NativeTarget
+from osd.serve.probe import probe
 from osd.serve.target import PassRow
 from tests.osd.native_rig import TREE, coded_model, fitting_model, native
 from tests.osd.passes import feed, random_text
@@ -101,3 +104,12 @@ def test_a_block_agrees_with_its_tokens_one_by_one(size: int) -> None:
 def test_strict_passes_have_no_blocks_since_a_tokens_place_in_one_would_count() -> None:
     target = NativeTarget(fitting_model().bfloat16(), name="x", feature_layers=None, strict=True)
     assert "attend" not in target.native.kernels
+
+
+def test_the_probe_sees_a_fault_of_blocks() -> None:
+    target = native(fitting_model().bfloat16())
+    assert probe(target).ok
+    target._table[entry.SCALING] = int(np.float32(2 * target._scaling).view(np.int32))
+    result = probe(target)
+    assert not result.ok
+    assert result.where.startswith("long chunk")
