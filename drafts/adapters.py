@@ -7,6 +7,7 @@ the ``eagle`` head, so whoever keeps a cache compares :meth:`AdapterBank.stamp` 
 from __future__ import annotations
 
 import hashlib
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -133,15 +134,17 @@ class AdapterBank:
     def run(self, tensors: Expert, **inputs: Any) -> Any:
         """The model's output under ``tensors``, which need not be served; differentiable in them.
 
-        What is served is not touched: the tensors stand in for the blank adapter during this call.
+        What is served is not touched: the tensors stand in for the blank adapter during this call, on the
+        device of ``input_ids`` wherever they lie.
         """
-        own = {self._full_names[name]: t for name, t in tensors.items() if name != FINGERPRINT}
+        device, names = inputs["input_ids"].device, self._full_names
+        own = {names[name]: t.to(device) for name, t in tensors.items() if name != FINGERPRINT}
         inputs["adapter_names"] = [_BLANK] * len(inputs["input_ids"])
         return torch.func.functional_call(self.model, own, (), inputs)
 
-    @property
+    @cached_property
     def _full_names(self) -> dict[str, str]:
-        """Parameters of the blank adapter in the model by their names in an expert."""
+        """Parameters of the blank adapter in the model by their names in an expert; they never change."""
         end = f".{_BLANK}.weight"
         return {
             name.removeprefix("base_model.model.").removesuffix(end): name

@@ -46,7 +46,8 @@ class RowState:
 
     def forget_wrong(self, tokens: Sequence[int]) -> int:
         """Drop entries that ``tokens`` do not confirm, and the last one's; how many tokens are to be read."""
-        same, limit = min(self.committed, len(tokens) - 1), min(len(self.held), len(tokens) - 1)
+        limit = min(len(self.held), len(tokens) - 1)
+        same = min(self.committed, limit)
         while same < limit and self.held[same] == tokens[same]:
             same += 1
         self.crop(same)

@@ -84,7 +84,7 @@ class DraftModel:
 
     def take(self, weights: list[torch.Tensor]) -> None:
         """Use what :meth:`fetch` gave."""
-        for parameter, tensor in zip(self._weights, weights, strict=True):
+        for parameter, tensor in list(zip(self._weights, weights, strict=True)):
             parameter.data = tensor
         self._waiting, self.resident = [], True
 

@@ -145,13 +145,18 @@ class Mixture:
         """The version that serves ``domain`` now; 0 is what it was born with."""
         return 0 if self.versions is None else self.versions.served(domain)
 
-    def add_domain(self, domain: str, parent: str | None = None) -> None:
-        """Serve a new domain with every source, inheriting from ``parent``."""
+    def add_domain(self, domain: str, parent: str | None = None, brings: tuple[str, ...] = ()) -> None:
+        """Serve a new domain with every source, inheriting from ``parent``, and with what it ``brings``."""
         self._dropped.discard(domain)
         for source in self.sources.values():
             source.add_domain(domain, parent)
         if parent in self.domain_sources:
             self.domain_sources.setdefault(domain, self.domain_sources[parent])
+        if brings:
+            names = self.domain_sources.get(domain, tuple(self.sources))
+            self.domain_sources[domain] = tuple(dict.fromkeys((*names, *brings)))
+        if self.versions is not None:
+            self.versions.look_again()
 
     def drop_domain(self, domain: str) -> None:
         """Forget a domain in every source."""

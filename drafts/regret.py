@@ -193,14 +193,16 @@ class RegretBook:
 
         ``served`` and every source tell mean accepted tokens a probed step, mean gain, and the regret of the
         mixture against them, in tokens a step in which they spoke; of a source, at its best depth. A
-        negative regret says that the mixture does better. ``weight`` is Hedge's, all depths together.
+        negative regret says that the mixture does better. ``weight`` is Hedge's, all depths together. Safe
+        from any thread while the engine's goes on counting.
         """
         domain = self._domains.get(name, _Domain())
-        weights = domain.hedge.weights(list(domain.ways))
+        ways = {way: sums for way, sums in domain.ways.copy().items() if sums.steps}
+        weights = domain.hedge.weights(list(ways))
         sources: dict[str, dict[str, float | int]] = {}
-        for source in dict.fromkeys(source for source, _ in domain.ways):
-            way = max((way for way in domain.ways if way[0] == source), key=lambda w: domain.ways[w].regret)
-            sums = domain.ways[way]
+        for source in dict.fromkeys(source for source, _ in ways):
+            way = max((way for way in ways if way[0] == source), key=lambda w: ways[w].regret)
+            sums = ways[way]
             sources[source] = {
                 "depth": way[1],
                 "steps": sums.steps,

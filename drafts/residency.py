@@ -8,6 +8,7 @@ the model that made them, so no chain ever mixes two models.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
@@ -15,6 +16,12 @@ from typing import Any, Protocol
 from drafts.errors import InvalidValueError
 
 logger = logging.getLogger(__name__)
+
+FIRST_WAIT = 1.0
+"""Seconds before weights that could not be brought back are sent for again; doubled with every failure."""
+
+LONGEST_WAIT = 600.0
+"""Seconds that such a wait takes at most."""
 
 
 class Movable(Protocol):
@@ -48,6 +55,7 @@ class Residents:
         max_bytes: Most memory of weights, ``always`` included; ``None`` for no bound.
         always: Bytes of the base domain's draft, which stays.
         start: Runs ``fetch`` elsewhere.
+        clock: Seconds, for the wait after a failure.
     """
 
     def __init__(
@@ -55,12 +63,15 @@ class Residents:
         max_bytes: int | None,
         always: int = 0,
         start: Callable[[Callable[[], list[Any]]], Future[list[Any]]] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.max_bytes = max_bytes
         self.always = always
         self._start = start
         self._models: list[Movable] = []
+        self._clock = clock
         self._coming: dict[int, Future[list[Any]]] = {}
+        self._failed: dict[int, tuple[int, float]] = {}
         self.check("drafts.model.path", "the base domain's draft", 0)
 
     @property
@@ -86,11 +97,13 @@ class Residents:
         """Forget a model."""
         self._models = [other for other in self._models if other is not model]
         self._coming.pop(id(model), None)
+        self._failed.pop(id(model), None)
 
     def use(self, wanted: Collection[Movable]) -> None:
         """Before a batch: put to use what has arrived, and send for what is ``wanted`` and can have room.
 
-        A model that a row of this batch drafts with is never sent away.
+        A model that a row of this batch drafts with is never sent away. One that could not be brought back
+        is left alone for a while, longer each time.
         """
         for model in wanted:
             self._models.sort(key=lambda other, model=model: other is model)  # type: ignore[misc]
@@ -98,15 +111,30 @@ class Residents:
             if coming is not None and coming.done():
                 del self._coming[id(model)]
                 self._take(model, coming)
-            elif coming is None and not model.resident and self._make_room(model.nbytes, wanted):
+            elif coming is not None or model.resident or self._waits(model):
+                continue
+            elif self._make_room(model.nbytes, wanted):
                 self._coming[id(model)] = self._begin(model)
 
+    def _waits(self, model: Movable) -> bool:
+        """Whether bringing the model back failed a short while ago."""
+        return id(model) in self._failed and self._clock() < self._failed[id(model)][1]
+
     def _take(self, model: Movable, coming: Future[list[Any]]) -> None:
-        error = coming.exception()
-        if error is None:
+        try:
             model.take(coming.result())
+        except Exception as error:
+            failures = self._failed.get(id(model), (0, 0.0))[0]
+            wait = min(FIRST_WAIT * 2.0 ** min(failures, 20), LONGEST_WAIT)
+            self._failed[id(model)] = failures + 1, self._clock() + wait
+            logger.error(
+                "draft model %s cannot be brought back: %s; it is sent for again in %.0f s at the earliest",
+                model.label,
+                error,
+                wait,
+            )
         else:
-            logger.error("draft model %s cannot be brought back: %s", model.label, error)
+            self._failed.pop(id(model), None)
 
     def _begin(self, model: Movable) -> Future[list[Any]]:
         if self._start is None:

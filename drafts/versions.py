@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from drafts.errors import PolydraftError
+from drafts.errors import PolydraftError, UnknownNameError
 from drafts.expert_key import FIRST_KIND, expert_key, split_key
 from drafts.registry import Registry
 from drafts.version import Swap
@@ -73,7 +73,8 @@ class VersionFollower:
     def adopt(self) -> list[Swap]:
         """Load every version that differs from the one being served; returns what was swapped.
 
-        A version that does not fit the bank is logged and left out: the one before goes on serving.
+        A version that does not fit the bank is logged and left out: the one before goes on serving. One of a
+        domain that the bank does not know waits for the domain (:meth:`look_again`).
         """
         serial = self.registry.serial
         if serial == self._serial:
@@ -88,6 +89,8 @@ class VersionFollower:
                 continue
             try:
                 self.bank.load(domain, version.tensors)
+            except UnknownNameError:
+                continue
             except PolydraftError as error:
                 if self._refused.get(domain) != version.number:
                     log.error("version %d of %s cannot be served: %s", version.number, domain, error)
@@ -100,6 +103,10 @@ class VersionFollower:
             swaps.append(Swap(split_key(domain)[0], old or 0, version.number, version.reason, numbers))
         self._serial = serial
         return swaps
+
+    def look_again(self) -> None:
+        """A domain was added, which may have had versions before: as after a restart."""
+        self._serial = -1
 
     def forget(self, domain: str) -> None:
         """A domain is gone; one of the same name would begin anew."""

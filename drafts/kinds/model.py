@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 from drafts.adapters import AdapterBank
@@ -22,6 +24,10 @@ from drafts.proposal import DraftDistribution
 from drafts.residency import Residents
 
 logger = logging.getLogger(__name__)
+
+_LOADING = threading.Lock()
+"""The library sets torch's default type, which is the process's, while it makes a model, and then what it
+found: of two loads at once the later one would put back the earlier one's type for good."""
 
 
 def check_tokenizers(target: Any, draft: Any, field_name: str = "draft.path") -> None:
@@ -47,28 +53,55 @@ def check_files(config: ModelConfig, target_tokenizer: Any, offline: bool = True
         InvalidValueError: It does not fit the target, see :func:`check_tokenizers`.
     """
     try:
-        tokenizer = AutoTokenizer.from_pretrained(config.path, local_files_only=offline)
-        shape = AutoConfig.from_pretrained(config.path, local_files_only=offline).get_text_config()
+        _fitting(config, target_tokenizer, offline=True)
+    except InvalidValueError:
+        raise
     except (OSError, ValueError) as error:
         if Path(config.path).is_absolute():
             raise InvalidValueError("draft.path", config.path, f"a loadable model ({error})") from error
         return False
-    check_tokenizers(target_tokenizer, tokenizer)
-    if shape.vocab_size < len(target_tokenizer):
-        allowed = f"a model that embeds {len(target_tokenizer)} ids, not {shape.vocab_size}"
-        raise InvalidValueError("draft.path", config.path, allowed)
     return True
 
 
+def _fitting(config: ModelConfig, target_tokenizer: Any, offline: bool) -> Any:
+    """The library's config of a draft that fits the target by what is known without its weights."""
+    tokenizer = AutoTokenizer.from_pretrained(config.path, local_files_only=offline)
+    found = AutoConfig.from_pretrained(config.path, local_files_only=offline)
+    check_tokenizers(target_tokenizer, tokenizer)
+    size = found.get_text_config().vocab_size
+    if size < len(target_tokenizer):
+        allowed = f"a model that embeds {len(target_tokenizer)} ids, not {size}"
+        raise InvalidValueError("draft.path", config.path, allowed)
+    return found
+
+
 def _read(path: str, dtype: str) -> Any:
-    return AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
+    with _LOADING:
+        return AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
 
 
-def load_draft(config: ModelConfig, target_tokenizer: Any) -> DraftModel:
+def _least_bytes(found: Any, dtype: str) -> int:
+    """Memory of a model's weights without reading them; 0 where its config does not tell their type."""
+    kept = found.dtype if dtype == "auto" else getattr(torch, dtype)
+    if kept is None or getattr(found, "quantization_config", None) is not None:
+        return 0
+    with _LOADING, torch.device("meta"):
+        shape = AutoModelForCausalLM.from_config(found, dtype=torch.float32)
+    return int(sum(parameter.numel() for parameter in shape.parameters()) * kept.itemsize)
+
+
+def load_draft(
+    config: ModelConfig, target_tokenizer: Any, check_size: Callable[[int], None] | None = None
+) -> DraftModel:
     """Load the model at ``config.path``; its tokenizer must be the target's.
 
+    Args:
+        config: The model.
+        target_tokenizer: The target's tokenizer.
+        check_size: Raises where a model of that many bytes has no room; asked before weights are read.
+
     Raises:
-        InvalidValueError: It cannot be loaded, or its tokenizer or vocabulary does not fit.
+        InvalidValueError: It cannot be loaded, or its tokenizer, vocabulary or size does not fit.
     """
     cuda = torch.cuda.is_available()
     device = ("cuda" if cuda else "cpu") if config.device == "auto" else config.device
@@ -76,11 +109,13 @@ def load_draft(config: ModelConfig, target_tokenizer: Any) -> DraftModel:
     if dtype == "auto" and not device.startswith("cuda"):
         dtype = "float32"
     try:
-        check_tokenizers(target_tokenizer, AutoTokenizer.from_pretrained(config.path))
+        found = _fitting(config, target_tokenizer, offline=False)
+        if check_size is not None:
+            check_size(_least_bytes(found, dtype))
         model = _read(config.path, dtype).to(device)
-    except (OSError, ValueError) as error:
-        if isinstance(error, InvalidValueError):
-            raise
+    except InvalidValueError:
+        raise
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise InvalidValueError("draft.path", config.path, f"a loadable model ({error})") from error
     return DraftModel(
         model,
@@ -131,6 +166,7 @@ class ModelSource(NeuralSource):
         self.base = base
         self.residents = Residents(max_resident_bytes, 0 if default is None else default.nbytes)
         self._own: dict[str, DraftModel] = {}
+        self._absent: set[str] = set()
 
     def attach(self, domain: str, draft: DraftModel) -> None:
         """Draft for ``domain`` with ``draft`` from now on; running requests rebuild their caches.
@@ -142,12 +178,19 @@ class ModelSource(NeuralSource):
         self._leave(domain)
         self._own[domain] = draft
 
+    def stand_in(self, domain: str) -> None:
+        """Draft for ``domain`` as for the base domain, since its own model could not be loaded.
+
+        It gets no adapter then, hence neither learns nor takes versions, which belong to its own model.
+        """
+        self._absent.add(domain)
+
     def add_domain(self, domain: str, parent: str | None = None) -> None:
         """A child drafts with its parent's model, under a copy of its adapter."""
         if parent in self._own:
             self._own.setdefault(domain, self._own[parent])
         draft = self.of(domain)
-        if draft is not None and draft.adapters is not None:
+        if draft is not None and draft.adapters is not None and domain not in self._absent:
             draft.adapters.add(domain, parent)
 
     def drop_domain(self, domain: str) -> None:
@@ -158,6 +201,7 @@ class ModelSource(NeuralSource):
         self._leave(domain)
 
     def _leave(self, domain: str) -> None:
+        self._absent.discard(domain)
         draft = self._own.pop(domain, None)
         if draft is not None and draft not in self._own.values():
             self.residents.drop(draft)
@@ -189,10 +233,10 @@ class ModelSource(NeuralSource):
         return True
 
     @property
-    def learns(self) -> bool:
-        """Whether any model takes adapters; one that a domain brings later on may."""
-        drafts = [draft for draft in (self.default, *self._own.values()) if draft is not None]
-        return not drafts or any(draft.adapters is not None for draft in drafts)
+    def device(self) -> torch.device:
+        """Where the first model is; the CPU before there is one."""
+        drafts = (draft for draft in (self.default, *self._own.values()) if draft is not None)
+        return next((draft.model.device for draft in drafts), torch.device("cpu"))
 
     def by_fingerprint(self, fingerprint: torch.Tensor) -> DraftModel | None:
         """The model that adapters with this fingerprint belong to."""
@@ -224,12 +268,17 @@ class ModelSource(NeuralSource):
                 row.scratch[self.name] = state
                 groups.setdefault(id(draft), []).append(_Path(index, row, state, limit))
         for paths in groups.values():
-            self._draft(paths[0].state.serves[0], paths, extend, draw)
+            try:
+                self._draft(paths[0].state.serves[0], paths, extend, draw)
+            except Exception:
+                for path in paths:
+                    path.row.scratch.pop(self.name, None)
+                raise
 
     def _serving(self, domain: str) -> tuple[DraftModel | None, str]:
         """Model and domain of the adapter that draft for ``domain`` now."""
         own = self._own.get(domain)
-        if own is not None and not own.resident:
+        if domain in self._absent or (own is not None and not own.resident):
             return self.default, self.base
         return self.of(domain), domain
 

@@ -50,7 +50,11 @@ class Pending:
 
 
 def pending(
-    record: FinishedRecord, config: BufferConfig, key: str | None = None, with_features: bool = True
+    record: FinishedRecord,
+    config: BufferConfig,
+    key: str | None = None,
+    with_features: bool = True,
+    context: int | None = None,
 ) -> Pending | None:
     """Cut a finished request to its window; ``None`` when it teaches nothing.
 
@@ -62,19 +66,21 @@ def pending(
         config: Window and positions.
         key: The expert it is for; the domain's first if not given.
         with_features: Whether its draft reads features.
+        context: Last tokens that its draft reads; a wider window is cut to them.
     """
     prompt, output = record.request.prompt_ids, record.output_ids
     if record.evidence is None or not output or not record.request.store:
         return None
     end = len(prompt) + len(output) - 1
+    window = config.window if context is None else min(config.window, context)
     features = None
     if with_features:
         if record.features is None:
             return None
-        features = record.features[-config.window :].clone()
+        features = record.features[-window:].clone()
         low = max(0, end - len(features) - (len(prompt) - 2))
     else:
-        low = max(0, end - config.window - (len(prompt) - 1))
+        low = max(0, end - window - (len(prompt) - 1))
     high = min(len(output), len(record.evidence.top_ids))
     if low >= high:
         return None

@@ -25,6 +25,11 @@ class TrainableHead(Protocol):
         ...
 
     @property
+    def context(self) -> int | None:
+        """Last tokens of a text that ``encode`` reads, which bound the window; ``None`` for all."""
+        ...
+
+    @property
     def together(self) -> int:
         """Positions of one record that are drawn at once, as they share most of their cost; 1 for none."""
         ...
@@ -76,6 +81,7 @@ class EagleHead:
     """
 
     needs_features = True
+    context = None
     together = 1
 
     def __init__(self, trunk: Trunk, bank: ExpertBank, embedding: torch.Tensor, output: torch.Tensor) -> None:

@@ -129,8 +129,8 @@ class ExpertLearner:
         right = is_right(logits.detach(), batch.emitted, self.head.token_ids)
         share = config.right_share if config.focus == "weighted" else 0.0
         terms = (
-            (LOSSES[config.loss], torch.where(right, 0.0, 1.0), 1.0 - share),
-            (LOSSES[config.right_loss], torch.where(right, 1.0, 0.0), share),
+            (LOSSES[config.loss], (~right).float(), 1.0 - share),
+            (LOSSES[config.right_loss], right.float(), share),
         )
         parts = [
             weight * (loss(logits, batch.target) * counts).sum() / counts.sum()

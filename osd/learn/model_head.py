@@ -27,16 +27,19 @@ class ModelHead:
 
     Args:
         source: The source that serves them.
-        vocab_size: Size of the target's vocabulary, all of which a model may propose.
+        tokens: Ids of the tokenizer, all of which a model may propose.
+        vocab_size: Columns of the target's logits, which may be padded beyond ``tokens`` and say so of a
+            position; ``tokens`` if not given.
     """
 
     needs_features = False
+    context = CONTEXT
     together = 32
 
-    def __init__(self, source: ModelSource, vocab_size: int) -> None:
+    def __init__(self, source: ModelSource, tokens: int, vocab_size: int | None = None) -> None:
         self.source = source
-        self.vocab_size = vocab_size
-        self.token_ids = torch.arange(vocab_size)
+        self.vocab_size = max(tokens, vocab_size or 0)
+        self.token_ids = torch.arange(tokens, device=source.device)
 
     def has(self, domain: str) -> bool:
         """Whether the domain has an adapter, and its model is in memory."""
@@ -66,7 +69,10 @@ class ModelHead:
         return torch.where(places[None] < lengths[:, None], padded, -1).int()
 
     def logits(self, hidden: torch.Tensor, expert: Expert) -> torch.Tensor:
-        """Logits ``[P, vocab]`` after the contexts ``hidden [P, CONTEXT]``, under ``expert``."""
+        """Logits ``[P, tokens]`` after the contexts ``hidden [P, CONTEXT]``, under ``expert``.
+
+        They lie where ``token_ids`` do, also those of a model on another device.
+        """
         draft = self.source.by_fingerprint(expert[FINGERPRINT].cpu())
         if draft is None or draft.adapters is None:
             raise CheckpointError("adapter: the draft model it was trained on is not there any more")
@@ -77,7 +83,7 @@ class ModelHead:
             ids = text.to(draft.model.device).long()[None]
             logits = draft.logits_at(expert, ids, at)
             found.update(zip(members, logits, strict=True))
-        return torch.stack([found[row] for row in range(len(lengths))])
+        return torch.stack([found[row] for row in range(len(lengths))]).to(self.token_ids.device)
 
 
 def shared_texts(contexts: torch.Tensor, lengths: Sequence[int]) -> list[tuple[torch.Tensor, list[int]]]:

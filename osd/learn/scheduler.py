@@ -98,7 +98,8 @@ class LearningScheduler:
         for kind, head in self.heads.items():
             if not head.has(record.domain):
                 continue
-            item = pending(record, config.buffer, expert_key(record.domain, kind), head.needs_features)
+            key = expert_key(record.domain, kind)
+            item = pending(record, config.buffer, key, head.needs_features, head.context)
             if item is None:
                 self.counts["skipped"] += 1
             else:

@@ -72,7 +72,7 @@ class LogitsProcessor:
             self._seen = torch.zeros(vocab_size, dtype=torch.bool, device=device)
             self._seen[torch.tensor(sorted(set(prompt_ids)), dtype=torch.int64, device=device)] = True
         if params.presence_penalty or params.frequency_penalty:
-            self._counts = torch.zeros(vocab_size, device=device)
+            self._counts = torch.zeros(vocab_size, dtype=torch.float32, device=device)
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
         """The processed logits, float32 [V]; ``logits`` (float [V]) stay as they are.
@@ -89,7 +89,7 @@ class LogitsProcessor:
             out = torch.where(self._seen, torch.where(out > 0, out / penalty, out * penalty), out)
         if self._counts is not None:
             weighted = params.frequency_penalty * self._counts
-            out = out - (weighted + params.presence_penalty * (self._counts > 0))
+            out = out - (weighted + params.presence_penalty * (self._counts > 0).float())
         ending = False
         if self.grammar is not None:
             allowed, ending = self.grammar.allowed()

@@ -46,7 +46,7 @@ def run_pass(
     except Exception as error:
         log.exception("a pass over %d rows failed; each is run alone", len(batch))
         whole = as_typed(error, "the step failed")
-    parts: list[torch.Tensor] = [torch.empty(0, target.vocab_size, device=target.device)]
+    parts = [torch.empty(0, target.vocab_size, dtype=torch.float32, device=target.device)]
     offsets: list[int] = []
     left: dict[int, Proposal] = {}
     for index, (row, item) in enumerate(batch):

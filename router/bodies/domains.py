@@ -48,16 +48,20 @@ class DomainLife:
     ) -> None:
         """Register a domain while serving; the same domain twice is not an error.
 
-        A draft model of its own is loaded and checked on the caller's thread before anything changes.
+        A draft model of its own is loaded and checked on the caller's thread before anything changes, what
+        costs least to check first: the name, the model's tokenizer, its size, its weights.
 
         Raises:
             InvalidValueError: A bad name, one taken by a different domain, or a draft that does not fit.
         """
         for domain in self._router.domains():
             same = domain.description == description and tuple(domain.examples) == tuple(examples)
-            if domain.name == name and same and self._parts.own_models.get(name) == draft:
+            if domain.name == name and same and self._parts.draft_of(name) == draft:
                 return
-        own = None if draft is None else (draft, self._parts.load_model(draft))
+        own = None
+        if draft is not None:
+            self._router.check_new(name, description=description, examples=examples)
+            own = draft, self._parts.load_model(draft)
         self._router.add_domain(name, description=description, examples=examples)
         self._core.call(lambda: self._grow(name, [], own)).result()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +42,13 @@ EMBEDDED = "embedded"
 
 @dataclass
 class DraftParts:
-    """Everything that proposes or learns; engine-independent."""
+    """Everything that proposes or learns; engine-independent.
+
+    Attributes:
+        own_models: Draft models that domains were registered with while serving.
+        configured: Those that the config gives domains.
+        left_out: As saved, those that could not be loaded when the deployment started.
+    """
 
     mixture: Mixture
     registry: Registry
@@ -51,13 +58,29 @@ class DraftParts:
     ngram: NgramSource | None = None
     tokenizer: Any = None
     own_models: dict[str, ModelConfig] = field(default_factory=dict)
+    configured: dict[str, ModelConfig] = field(default_factory=dict)
+    left_out: dict[str, object] = field(default_factory=dict)
+
+    def draft_of(self, name: str) -> ModelConfig | None:
+        """The draft model that a domain brought, if any."""
+        return self.own_models.get(name, self.configured.get(name))
+
+    def leave_out(self, name: str, saved: object) -> None:
+        """Keep what was saved of a domain's draft model that cannot be loaded now; the base domain's drafts.
+
+        A later start tries again, and the domain's adapters wait for it. To be called before the domain is
+        added.
+        """
+        self.left_out[name] = saved
+        if self.model is not None:
+            self.model.stand_in(name)
 
     def load_model(self, config: ModelConfig) -> DraftModel:
         """A draft model that a domain registered while serving brings; nothing of what runs is touched.
 
         Raises:
-            InvalidValueError: It cannot be loaded, its tokens are not the target's (case A22), or this
-                deployment has no draft models.
+            InvalidValueError: It cannot be loaded, its tokens are not the target's (case A22), it is larger
+                than what may be resident, or this deployment has no draft models.
         """
         from drafts.kinds.model import load_draft
 
@@ -65,8 +88,9 @@ class DraftParts:
             raise InvalidValueError(
                 "draft.path", config.path, "a draft model only where drafts.sources has model"
             )
-        model = load_draft(config, self.tokenizer)
-        self.model.residents.check("draft.path", config.path, model.nbytes)
+        check = partial(self.model.residents.check, "draft.path", config.path)
+        model = load_draft(config, self.tokenizer, check)
+        check(model.nbytes)
         return model
 
     def add_domain(self, name: str, own: tuple[ModelConfig, DraftModel] | None = None) -> None:
@@ -81,7 +105,7 @@ class DraftParts:
         if own is not None and self.model is not None:
             self.own_models[name] = own[0]
             self.model.attach(name, own[1])
-        self.mixture.add_domain(name, parent=BASE_DOMAIN)
+        self.mixture.add_domain(name, parent=BASE_DOMAIN, brings=() if own is None else ("model",))
         if self.scheduler is not None:
             self.scheduler.add_domain(name)
         if self.bank is not None and name not in self.registry.domains():
@@ -130,7 +154,8 @@ class DraftParts:
 
     def drop_domain(self, name: str) -> None:
         """Forget a domain's memory, expert, versions and buffer."""
-        self.own_models.pop(name, None)
+        for models in (self.own_models, self.configured, self.left_out):
+            models.pop(name, None)
         self.mixture.drop_domain(name)
         if self.scheduler is not None:
             self.scheduler.drop_domain(name)
@@ -166,6 +191,7 @@ def build_drafts(
     parts = DraftParts(Mixture({}, learn=learn), registry, tokenizer=tokenizer)
     built: dict[str, Source] = {}
     own_models = [domain for domain in config.domains if domain.draft is not None]
+    parts.configured = {domain.name: domain.draft for domain in config.domains if domain.draft is not None}
     own_sources = [name for domain in config.domains for name in domain.sources or ()] if add_own else []
     for name in dict.fromkeys([*sources, *own_sources, *(["model"] if own_models else [])]):
         if name not in kinds.names():
@@ -185,8 +211,7 @@ def build_drafts(
 
         assert isinstance(model, ModelSource)
         parts.model = banks["model"] = model
-        if model.learns:
-            heads["model"] = ModelHead(model, len(tokenizer))
+        heads["model"] = ModelHead(model, len(tokenizer), target.vocab_size)
     if heads and learn and config.learn.enabled:
         general, own = _learning(config, seed)
         parts.scheduler = LearningScheduler(heads, registry, general, on_event, overrides=own)

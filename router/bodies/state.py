@@ -41,14 +41,24 @@ class Engine(Protocol):
 
 
 def own_model(parts: DraftParts, domain: str, saved: object) -> tuple[ModelConfig, DraftModel] | None:
-    """The draft model that a domain was registered with; without it the base domain's serves."""
-    if saved is None:
+    """The draft model that a domain was registered with.
+
+    One that cannot be loaded now is left out, and kept in the state with the domain's adapters; one of a
+    domain that the config gives a model is the config's.
+    """
+    if saved is None or domain in parts.configured:
         return None
     try:
         config = ModelConfig.model_validate(saved)
         return config, parts.load_model(config)
     except (PolydraftError, ValueError) as error:
-        log.error("domain %s: its draft model is left out: %s", domain, error)
+        log.error(
+            "domain %s: its draft model cannot be loaded, the base domain's stands in; what was saved of it "
+            "and its adapters stay for the next start: %s",
+            domain,
+            error,
+        )
+        parts.leave_out(domain, saved)
         return None
 
 
@@ -167,8 +177,8 @@ class StateKeeper:
         ngram, scheduler = engine.parts.ngram, engine.parts.scheduler
         self._storage.save_document("drafts", on_engine(engine.parts.mixture.state))
         self._storage.save_document("matrix", on_engine(engine.parts.matrix_state))
-        models = {name: config.model_dump() for name, config in dict(engine.parts.own_models).items()}
-        self._storage.save_document("models", models)
+        loaded = {name: config.model_dump() for name, config in dict(engine.parts.own_models).items()}
+        self._storage.save_document("models", {**dict(engine.parts.left_out), **loaded})
         if ngram is not None:
             sizes = {d: ngram.describe(d).get("tokens", 0) for d in engine.router.names()}
             self._save_changed("memory", self._memories, sizes, ngram.domain_state, on_engine)

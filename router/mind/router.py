@@ -143,6 +143,10 @@ class Router:
         self._run(self._register, domain)
         return domain
 
+    def check_new(self, name: str, *, description: str = "", examples: Sequence[str] = ()) -> None:
+        """Raise what :meth:`add_domain` would; for whoever has work to do before a domain is added."""
+        self._run(self._check_room, registered(name, description, examples, time.time()))
+
     def remove_domain(self, name: str) -> None:
         """Forget a domain; nothing is routed to it any more.
 
@@ -238,11 +242,14 @@ class Router:
         if self.on_event is not None:
             self.on_event(event)
 
-    def _register(self, domain: Domain) -> None:
+    def _check_room(self, domain: Domain) -> None:
         if domain.name in self.names():
             raise InvalidValueError("name", domain.name, "a name that no domain has yet")
         if len(self._domains) >= self.config.max_domains:
             raise InvalidValueError("domains", domain.name, f"at most {self.config.max_domains} domains")
+
+    def _register(self, domain: Domain) -> None:
+        self._check_room(domain)
         self._classifier.add(domain.name, self.embedder.embed_many(domain.anchor_texts()))
         with self._names_lock:
             self._domains[domain.name] = domain

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import pytest
 import torch
 
@@ -133,3 +135,24 @@ def test_a27_an_adapter_that_does_not_fit_is_refused_and_nothing_changes() -> No
             source.load("train", bad)
         for name, tensor in source.tensors("train").items():
             assert torch.equal(tensor, served[name])
+
+
+def test_tried_weights_are_not_searched_for_in_the_model_one_by_one() -> None:
+    """Learning tries weights in slices between two engine steps: a walk for each tensor takes seconds."""
+    bank = learned_source().default.adapters
+    tried, ids = noisy(bank, "train", 1), torch.tensor([[1, 2, 3]])
+    with patch.object(bank.model, "named_parameters", wraps=bank.model.named_parameters) as walks:
+        for _ in range(3):
+            bank.run(tried, input_ids=ids)
+    assert len(tried) > 20
+    assert walks.call_count <= 6
+
+
+def test_weights_that_are_tried_go_where_the_tokens_are() -> None:
+    bank = learned_source().default.adapters
+    tried = noisy(bank, "train", 1)
+    with patch("drafts.adapters.torch.func.functional_call") as call:
+        bank.run(tried, input_ids=torch.empty(1, 3, dtype=torch.int64, device="meta"))
+    used = call.call_args.args[1]
+    assert len(used) == len(tried) - 1
+    assert {tensor.device.type for tensor in used.values()} == {"meta"}

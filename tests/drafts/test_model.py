@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -10,9 +12,11 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, MistralCon
 
 from drafts.draft_model import DraftModel
 from drafts.errors import InvalidValueError
+from drafts.kinds import model as model_kind
 from drafts.kinds.base import DraftRow
 from drafts.kinds.model import ModelSource, check_tokenizers
 from drafts.proposal import EMPTY
+from tests.tiny import tiny_model
 
 VOCAB = 40
 
@@ -243,3 +247,55 @@ def test_the_older_name_of_the_cache_argument_works_too() -> None:
 
     source = ModelSource(DraftModel(Older(), VOCAB))
     assert source.propose([row([1, 2, 3])], [4])[0].tokens == greedy(inner, [1, 2, 3], 4)
+
+
+@pytest.mark.parametrize("fails_at", [0, 1, 3])
+def test_a_pass_that_raises_leaves_nothing_behind_that_later_proposals_build_on(fails_at: int) -> None:
+    draft = DraftModel(tiny(1), VOCAB)
+    source = ModelSource(draft)
+    batch = [row([1, 2, 3, 4]), row([7, 8])]
+    for item, proposal in zip(batch, source.propose(batch, [4, 4]), strict=True):
+        item.tokens += [*proposal.tokens[:2], 5, 6]
+    read, passes = draft.next_logits, []
+
+    def failing(*arguments: Any) -> torch.Tensor:
+        passes.append(1)
+        if len(passes) > fails_at:
+            raise RuntimeError("out of memory")
+        return read(*arguments)
+
+    draft.next_logits = failing
+    with pytest.raises(RuntimeError, match="out of memory"):
+        source.propose(batch, [4, 4])
+    draft.next_logits = read
+    for item in batch:
+        item.tokens.append(9)
+    for item, proposal in zip(batch, source.propose(batch, [4, 4]), strict=True):
+        assert proposal.tokens == greedy(draft.model, item.tokens, 4)
+
+
+def test_two_loads_never_change_the_process_default_type_at_once(tmp_path: Path) -> None:
+    """The library sets it while it loads and then puts back what it found."""
+    seen = []
+
+    def noted(*_: Any, **__: Any) -> LlamaForCausalLM:
+        seen.append(model_kind._LOADING.locked())
+        return tiny()
+
+    with (
+        patch.object(model_kind.AutoModelForCausalLM, "from_pretrained", noted),
+        patch.object(model_kind.AutoModelForCausalLM, "from_config", noted),
+    ):
+        model_kind._read(str(tmp_path), "bfloat16")
+        model_kind._least_bytes(LlamaConfig(dtype="bfloat16"), "auto")
+    assert seen == [True, True]
+    assert not model_kind._LOADING.locked()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "llama-bias"])
+def test_a_models_size_is_known_without_its_weights(kind: str, dtype: str) -> None:
+    model = tiny_model(kind).to(getattr(torch, dtype))
+    before = torch.get_default_dtype()
+    assert model_kind._least_bytes(model.config, dtype) == DraftModel(model, 128).nbytes
+    assert torch.get_default_dtype() == before

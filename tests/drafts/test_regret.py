@@ -9,7 +9,7 @@ import pytest
 from drafts.kinds.base import DraftRow
 from drafts.mixture import Mixture
 from drafts.proposal import Price
-from drafts.regret import FIRST_PROBES, PLAIN, PROBE_EVERY, SCRATCH, RegretBook
+from drafts.regret import FIRST_PROBES, PLAIN, PROBE_EVERY, SCRATCH, RegretBook, _Sums
 from tests.drafts.mixture_rig import Clock, Oracle, Useless, serve
 from tests.drafts.test_mixture import Head, run, steep
 
@@ -127,3 +127,27 @@ def test_probes_leave_the_allowance_to_calls_where_nothing_pays_yet():
     before = good.calls
     run(found, [5, 6, 7, 8], 100, cost=steep)
     assert good.calls - before == 100
+
+
+def test_figures_are_read_while_the_engine_counts():
+    """Another thread reads them: a way just added has no steps yet, and more may come any time."""
+    book, row = RegretBook(Clock()), DraftRow("r", "math", [1], 1)
+    probed(book, row, {"head": (2, 3, 4)}, served=1)
+    row.tokens += [2, 3, 4, 5, 6, 7, 8, 9]
+    book.close(row)
+    ways = book._domains["math"].ways
+
+    class Counted(_Sums):
+        @property
+        def regret(self):
+            ways.setdefault((f"new{len(ways)}", 1), _Sums())
+            return 1.0
+
+        @regret.setter
+        def regret(self, value):
+            pass
+
+    ways["ngram", 1] = Counted(steps=2, gain=1.0)
+    ways["late", 1] = _Sums()
+    assert set(book.figures("math")["sources"]) == {PLAIN, "head", "ngram"}
+    assert any(source.startswith("new") for source, _ in ways)

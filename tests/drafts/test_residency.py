@@ -56,6 +56,10 @@ def resident(source: ModelSource) -> str:
     return "".join(domain for domain in "abc" if source.of(domain).resident)
 
 
+def gone() -> list[torch.Tensor]:
+    raise OSError("no such file")
+
+
 def test_the_least_recently_used_waits_and_the_base_draft_stands_in_until_it_is_back() -> None:
     source, later = bounded(2)
     assert resident(source) == "bc"
@@ -88,10 +92,6 @@ def test_one_batch_runs_all_models_that_are_here_and_sends_none_of_them_away() -
 
 def test_weights_that_cannot_be_read_leave_the_base_draft_serving_and_are_asked_for_again() -> None:
     source, later = bounded(1)
-
-    def gone() -> list[torch.Tensor]:
-        raise OSError("no such file")
-
     source.of("a")._reread = gone
     item = row([1, 2, 3], domain="a")
     for _ in range(3):
@@ -124,3 +124,45 @@ def test_a_dropped_domain_makes_room() -> None:
     later.arrive()
     source.propose([row([1, 2], domain="a")], [2])
     assert source.of("a").resident
+
+
+def test_after_a_failure_the_next_try_waits_twice_as_long_and_success_ends_that() -> None:
+    source, later = bounded(1)
+    now = [0.0]
+    source.residents._clock = lambda: now[0]
+    good, item = source.of("a")._reread, row([1, 2, 3], domain="a")
+
+    def tried_at(seconds: float) -> bool:
+        """Whether the weights are sent for at the time; what they meet is known at the next step."""
+        now[0] = seconds
+        source.propose([item], [3])
+        asked = bool(later.waiting)
+        later.arrive()
+        source.propose([item], [3])
+        return asked
+
+    source.of("a")._reread = gone
+    assert [t for t in (0.0, 0.9, 1.0, 2.9, 3.0, 6.9, 7.0) if tried_at(t)] == [0.0, 1.0, 3.0, 7.0]
+    source.of("a")._reread = good
+    assert not tried_at(14.9)
+    assert tried_at(15.0)
+    assert source.of("a").resident
+    assert source.propose([item], [3])[0].tokens == greedy(tiny(1), item.tokens, 3)
+    source.of("a").release()
+    source.of("a")._reread = gone
+    assert [t for t in (20.0, 20.9, 21.0) if tried_at(t)] == [20.0, 21.0]
+
+
+def test_weights_that_cannot_be_used_cost_no_other_row_its_proposal() -> None:
+    source, later = bounded(1)
+    good = source.of("a")._reread
+    source.of("a")._reread = lambda: good()[:-1]
+    batch = [row([1, 2, 3], domain="a"), row([4, 5, 6], domain="base")]
+    source.propose(batch[:1], [3])
+    later.arrive()
+    for item, proposal in zip(batch, source.propose(batch, [3, 3]), strict=True):
+        assert proposal.tokens == greedy(tiny(0), item.tokens, 3)
+    source.propose(batch, [3, 3])
+    assert not later.waiting
+    assert not source.of("a").resident
+    assert all(parameter.numel() == 0 for parameter in source.of("a")._weights)

@@ -2,6 +2,8 @@
 
 import torch
 
+from drafts.errors import UnknownNameError
+from drafts.mixture import Mixture
 from drafts.registry import Registry
 from drafts.versions import VersionFollower
 
@@ -74,3 +76,28 @@ def test_a_new_domain_of_an_old_name_begins_anew():
     registry.drop("math")
     versions.forget("math")
     assert versions.served("math") == 0
+
+
+def test_a_version_waits_for_its_domain_and_is_served_when_that_is_added(caplog):
+    """After a restart the registry knows domains that are registered again a little later."""
+    registry = Registry(None)
+    registry.publish("base", weights(0.0), reason="born")
+    registry.publish("ships", weights(0.0), reason="born")
+    registry.publish("ships", weights(1.0), reason="better")
+    known = {"base"}
+
+    class Bank(Shelf):
+        def load(self, domain, tensors):
+            if domain not in known:
+                raise UnknownNameError("domain", domain, sorted(known))
+            super().load(domain, tensors)
+
+    shelf = Bank()
+    mixture = Mixture({}, versions=VersionFollower(registry, shelf))
+    assert mixture.swap() == []
+    assert not caplog.text
+    known.add("ships")
+    mixture.add_domain("ships", "base")
+    assert [(swap.domain, swap.new) for swap in mixture.swap()] == [("ships", 1)]
+    assert shelf.served["ships"]["w"].tolist() == [1.0, 1.0]
+    assert mixture.swap() == []

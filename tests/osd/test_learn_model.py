@@ -140,3 +140,69 @@ def test_an_adapter_is_distilled_published_and_used_while_the_engine_serves(toge
     assert after.tokens != before.tokens
     assert client.outcomes["0-0"].record.output_ids == answer
     assert list(answer) == greedy(texts[0], 24, stop=())
+
+
+def test_evidence_of_padded_ids_counts_as_tail_and_learning_goes_on() -> None:
+    """The target's output may have more columns than its tokenizer has tokens; any may be among the best."""
+    record = finished(3)
+    record.evidence.top_ids[:, 3] = VOCAB + 5
+    scheduler = LearningScheduler(
+        {"model": ModelHead(learning_source("math"), VOCAB, VOCAB + 8)},
+        Registry(None),
+        LearnConfig(
+            update_every=1, steps=1, guard=GuardConfig(min_positions=1), buffer=BufferConfig(hold_back=2)
+        ),
+    )
+    for _ in range(4):
+        scheduler.take(record)
+    scheduler.drain()
+    assert scheduler.counts["scored"] == 4
+    assert scheduler.counts["updates"] > 0
+
+
+def test_a_window_wider_than_the_context_gives_no_position_without_tokens_before_it() -> None:
+    config = LearnConfig(buffer=BufferConfig(window=2000, positions_per_record=500))
+    head = ModelHead(learning_source("math"), VOCAB)
+    scheduler = LearningScheduler({"model": head}, Registry(None), config)
+    scheduler.take(finished(1, prompt=5, output=2 * CONTEXT))
+    scheduler.drain()
+    record = scheduler.domains["math.model"].newest
+    assert record is not None
+    assert record.size == CONTEXT
+    assert int((record.hidden >= 0).sum(-1).min()) == 1
+
+
+def test_what_is_compared_with_a_models_logits_is_on_the_models_device() -> None:
+    source = learning_source("math")
+    source.default.model.to("meta")
+    head = ModelHead(source, VOCAB)
+    assert head.token_ids.device.type == "meta"
+    assert draft_index(head.token_ids, VOCAB).device.type == "meta"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_an_adapter_on_a_gpu_is_scored_trained_and_judged_there() -> None:
+    source = ModelSource(DraftModel(tiny_model(seed=3).to("cuda"), VOCAB, rank=8))
+    source.add_domain("math")
+    head = ModelHead(source, VOCAB)
+    assert head.token_ids.is_cuda
+    registry = Registry(None)
+    registry.publish("math.model", source.tensors("math"), reason="born")
+    config = LearnConfig(
+        update_every=2,
+        rate=2e-2,
+        focus="all",
+        buffer=BufferConfig(hold_back=2),
+        guard=GuardConfig(min_positions=8),
+    )
+    scheduler = LearningScheduler({"model": head}, registry, config)
+    assert all(tensor.is_cuda for tensor in scheduler.served("math.model").values())
+    for seed in range(12):
+        scheduler.take(finished(seed))
+        scheduler.drain()
+    assert scheduler.counts["scored"] == 12
+    assert scheduler.counts["published"] > 0
+    on_cpu = {name: tensor.cpu() for name, tensor in registry.current("math.model").tensors.items()}
+    ids = torch.tensor([[1, 2, 3]], device="cuda")
+    assert source.default.logits_at(on_cpu, ids, torch.tensor([2], device="cuda")).is_cuda

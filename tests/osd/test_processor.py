@@ -237,3 +237,22 @@ def test_greedy_with_a_processor_takes_the_first_of_equal_maxima():
     params = SamplingParams(logit_bias={4: 1.0})
     ids, _ = shaped_logprobs(torch.tensor([2.0, 0.0, 0.0, 0.0, 1.0]), params, processor_of(params))
     assert ids.tolist() == [0]
+
+
+def test_penalties_are_exact_while_a_model_loads_in_another_type():
+    """A loading draft model sets torch's default type for the whole process for a while."""
+    params, before = SamplingParams(**PENALTIES["negative"]), [5] * 300 + [4]
+    expected = torch.tensor(definition(row_of(TABLE, before), params, before))
+    text = plain(params, 3, 14, prompt=PROMPT, ends=ENDS)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        processor = LogitsProcessor(params, PROMPT, ENDS, V)
+        for token in before:
+            processor.advance(token)
+        again = plain(params, 3, 14, prompt=PROMPT, ends=ENDS)
+        found = processor.apply(row_of(TABLE, before))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, expected)
+    assert again == text

@@ -12,6 +12,7 @@ import torch
 from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
+from drafts.config import ModelConfig
 from drafts.errors import InvalidValueError
 from osd.serve.load import build_target
 from router.app import cli
@@ -50,14 +51,17 @@ def saved(folder: Path, kind: str) -> str:
 
 @pytest.fixture
 def engine(tmp_path: Path):
-    target = build_target(tiny_model("llama", vocab_size=VOCAB), name="tiny")
+    """Starts an engine on one state folder; ``changes`` are those of its drafts, ``own`` boats' draft."""
+    target = build_target(tiny_model("llama", vocab_size=VOCAB + 61), name="tiny")
     common = saved(tmp_path / "common", "padded")
-    drafts = {"sources": ["model"], "model": {"path": common}}
-    config = PolydraftConfig.model_validate(
-        {**CONFIG, "drafts": drafts, "engine": {**CONFIG["engine"], "k": 3}}
-    )
 
-    def start() -> Engine:
+    def start(own: dict[str, Any] | None = None, **changes: Any) -> Engine:
+        drafts = {"sources": ["model"], "model": {"path": common}, **changes}
+        boats, trees = CONFIG["domains"]
+        named = [{**boats, **({} if own is None else {"draft": own})}, trees]
+        config = PolydraftConfig.model_validate(
+            {**CONFIG, "drafts": drafts, "domains": named, "engine": {**CONFIG["engine"], "k": 3}}
+        )
         return Engine(config, target, byte_tokenizer(), EngineOptions(state_dir=str(tmp_path / "state")))
 
     with patch("router.mind.router.SentenceEncoder", lambda *_, **__: WordEncoder()):
@@ -158,3 +162,109 @@ def test_a_model_that_is_not_here_is_noted_and_not_taken_for_wrong(tmp_path: Pat
     result = CliRunner().invoke(cli.app, ["config", "check", str(file)])
     assert result.exit_code == 0, result.output
     assert "far/away is not on this machine" in result.output
+
+
+def trained(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: t + 0.1 if t.is_floating_point() else t for name, t in tensors.items()}
+
+
+def test_a_model_that_cannot_be_loaded_at_a_restart_keeps_its_config_and_its_adapters(
+    engine: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    own, away = saved(tmp_path / "own", "padded"), tmp_path / "away"
+    weights = Path(own) / "model.safetensors"
+    with engine() as running:
+        running.add_domain("ships", examples=("ship mast",), draft=ModelConfig(path=own))
+        mine = trained(running.parts.model.tensors("ships"))
+        running.parts.registry.publish("ships.model", mine, reason="trained")
+        expected = running.generate("ship mast", domain="ships", max_tokens=24, ignore_eos=True).text
+    content = weights.read_bytes()
+    for breaks in (lambda: Path(own).rename(away), lambda: weights.write_bytes(content[: len(content) // 2])):
+        breaks()
+        with engine() as again:
+            assert "ships" in caplog.text
+            assert "stay for the next start" in caplog.text
+            assert again.parts.model.describe("ships")["model"] != own
+            assert "ships" not in again.parts.model
+            answer = again.generate("ship mast", domain="ships", max_tokens=24, ignore_eos=True)
+            assert answer.text == expected
+            assert answer.proposed > 0
+        caplog.clear()
+        if away.exists():
+            away.rename(own)
+        weights.write_bytes(content)
+    with engine() as back:
+        assert back.parts.model.describe("ships")["model"] == own
+        assert back.parts.registry.current("ships.model").number == 1
+        for name, tensor in back.parts.model.tensors("ships").items():
+            assert torch.equal(tensor, mine[name])
+        back.remove_domain("ships")
+    with engine() as gone:
+        assert not gone.parts.left_out
+        assert not gone.parts.own_models
+
+
+def test_versions_are_dropped_where_the_config_names_another_rank(engine: Any, tmp_path: Path) -> None:
+    own = {"path": saved(tmp_path / "own", "padded"), "rank": 4}
+    with engine(own) as running:
+        mine = trained(running.parts.model.tensors("boats"))
+        running.parts.registry.publish("boats.model", mine, reason="trained")
+    with engine(own) as again:
+        assert again.parts.registry.current("boats.model").number == 1
+    with engine({**own, "rank": 2}) as other:
+        assert other.parts.registry.current("boats.model").reason == "born as the draft model"
+
+
+def test_a_domain_that_brings_a_model_drafts_with_it_whatever_others_use(engine: Any, tmp_path: Path) -> None:
+    own = {"path": saved(tmp_path / "own", "padded")}
+    domain = {"name": "ships", "examples": ["ship mast"], "draft": own}
+    with engine(own, sources=["lookup"], model=None) as running:
+        client = TestClient(create_app(running))
+        assert client.post("/v1/domains", json=domain).status_code == 201
+        assert running.parts.mixture.names("ships") == ("lookup", "model")
+        assert running.parts.mixture.names("trees") == ("lookup",)
+        assert running.generate("ship mast", domain="ships", max_tokens=24, ignore_eos=True).proposed > 0
+        same = client.post("/v1/domains", json={**CONFIG["domains"][0], "draft": own})
+        assert same.status_code == 201, same.text
+    with engine(own, sources=["lookup"], model=None) as again:
+        assert again.parts.mixture.names("ships") == ("lookup", "model")
+        assert not again.parts.own_models.keys() & {"boats"}
+
+
+def test_what_can_be_refused_without_reading_weights_is_refused_before(engine: Any, tmp_path: Path) -> None:
+    own = saved(tmp_path / "own", "padded")
+    common = tiny_model("llama", vocab_size=VOCAB + 61)
+    size = sum(parameter.numel() * 4 for parameter in common.parameters())
+    with engine(max_resident_bytes=2 * size - 1) as running:
+        client = TestClient(create_app(running))
+        before = client.get("/v1/domains").json()["data"]
+        with patch("drafts.kinds.model._read", side_effect=AssertionError("weights were read")):
+            for name, said in (
+                ("Ships!", "Ships!"),
+                ("boats", "no domain has yet"),
+                ("ships", "max_resident"),
+            ):
+                body = {"name": name, "examples": ["ship mast"], "draft": {"path": own}}
+                assert said in error_of(client.post("/v1/domains", json=body))["message"]
+        assert client.get("/v1/domains").json()["data"] == before
+
+
+def test_a_target_with_padded_columns_teaches_the_adapters(engine: Any) -> None:
+    with engine() as running:
+        scheduler = running.parts.scheduler
+        assert len(scheduler.map_of("boats.model")) == running.target.vocab_size == VOCAB + 61
+        assert len(scheduler.heads["model"].token_ids) == VOCAB
+        for _ in range(4):
+            running.generate("boat sail", domain="boats", max_tokens=24, ignore_eos=True, temperature=1.0)
+        running.compute(scheduler.drain)
+        assert scheduler.counts["scored"] == 4
+
+
+def test_a_model_registered_later_learns_though_those_before_do_not(engine: Any, tmp_path: Path) -> None:
+    own = saved(tmp_path / "own", "padded")
+    with engine(model={"path": saved(tmp_path / "still", "padded"), "rank": 0}) as running:
+        running.add_domain("ships", examples=("ship mast",), draft=ModelConfig(path=own))
+        assert "boats" not in running.parts.model
+        running.generate("ship mast", domain="ships", max_tokens=24, ignore_eos=True)
+        running.compute(running.parts.scheduler.drain)
+        assert running.parts.scheduler.domains["ships.model"].buffer.arrived == 1

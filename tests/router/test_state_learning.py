@@ -72,3 +72,14 @@ def test_versions_and_what_was_learned_come_back(start) -> None:
         assert learning["published"] >= 1
         answer = engine.generate("boat sail harbour", max_tokens=8, domain="boats")
         assert answer.versions == (version,)
+
+
+def test_the_expert_of_a_domain_that_was_registered_is_served_after_a_restart(start) -> None:
+    with start() as engine:
+        engine.add_domain("ships", examples=("ship mast",))
+        tensors = engine.parts.bank.tensors("ships")
+        tensors["output_bias"] += 1.0
+        engine.parts.registry.publish("ships", tensors, reason="trained")
+    with start() as engine:
+        assert engine.parts.mixture.version("ships") == 1
+        assert torch.equal(engine.parts.bank.tensors("ships")["output_bias"], tensors["output_bias"])
