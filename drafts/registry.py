@@ -13,6 +13,7 @@ import torch
 
 from drafts.checkpoint import checksum
 from drafts.errors import CheckpointError, InvalidValueError, UnflushedError, UnknownNameError
+from drafts.expert_key import FIRST_KIND, split_key
 from drafts.version import Version
 from drafts.version_book import Book, restore, sweep
 from drafts.version_checks import check_domain_name, check_finite, check_same_form, check_share
@@ -33,12 +34,14 @@ class Registry:
         directory: Where versions persist; ``None`` keeps them in memory only.
         keep: Versions kept per domain, the served one, its parent (from 2) and the one served before (from
             3) always among them.
+        trunk: Fingerprint of the trunk that experts of the first kind are trained on; noted in their versions.
     """
 
-    def __init__(self, directory: Path | None = None, keep: int = 5) -> None:
+    def __init__(self, directory: Path | None = None, keep: int = 5, trunk: str | None = None) -> None:
         if keep < 1:
             raise InvalidValueError("keep", keep, "at least 1")
         self.keep = keep
+        self.trunk = trunk
         self._files = VersionFiles(directory)
         self._writing = threading.RLock()
         self._book = Book()
@@ -102,7 +105,8 @@ class Registry:
             if base is not None:
                 check_same_form(f"{domain}.tensors", copies, base.tensors)
             number, origin = self._book.following.get(domain, 0), None if base is None else base.number
-            version = Version(domain, number, copies, origin, reason, score, time.time())
+            trunk = self.trunk if split_key(domain)[1] == FIRST_KIND else None
+            version = Version(domain, number, copies, origin, reason, score, time.time(), trunk)
             figures: dict[str, Any] = {"parent": origin, **({} if score is None else {"score": score})}
             book = self._book.taking([version], version, self.keep)
             self._adopt([version], book.noting("publish", version, reason, **figures))
@@ -132,7 +136,9 @@ class Registry:
             reason = f"inherited from {parent_domain} v{parent.number}"
             tensors = {name: tensor.clone() for name, tensor in parent.tensors.items()}
             number = self._book.following.get(new_domain, 0)
-            version = Version(new_domain, number, tensors, None, reason, parent.score, time.time())
+            version = Version(
+                new_domain, number, tensors, None, reason, parent.score, time.time(), parent.trunk
+            )
             book = self._book.taking([version], version, self.keep)
             origin: dict[str, Any] = {"parent_domain": parent_domain, "parent": parent.number}
             self._adopt([version], book.noting("clone", version, reason, **origin))
@@ -179,7 +185,9 @@ class Registry:
                 return mine
             tensors = {name: tensor.clone() for name, tensor in theirs.tensors.items()}
             number = book.following[into]
-            version = Version(into, number, tensors, mine.number, reason, others, time.time())
+            version = Version(
+                into, number, tensors, mine.number, reason, others, time.time(), theirs.trunk
+            )
             book = book.taking([version], version, self.keep)
             self._adopt([version], book.noting("merge", version, reason, **figures))
             return version

@@ -73,7 +73,8 @@ def read_export(path: Path, trunk: str | None, check: Callable[[dict[str, torch.
         for item in described["versions"]:
             prefix = f"{int(item['number'])}/"
             own = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
-            versions.append(Version(described["domain"], tensors=own, **item))
+            made_on = {"trunk": described["trunk"], **item}
+            versions.append(Version(described["domain"], tensors=own, **made_on))
         _check_versions(versions, int(described["served"]), len(tensors))
         for version in versions:
             check(version.tensors)

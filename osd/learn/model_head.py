@@ -32,6 +32,8 @@ class ModelHead:
 
     needs_features = False
     together = 32
+    width = CONTEXT
+    trunk_fingerprint = None
 
     def __init__(self, source: ModelSource, vocab_size: int) -> None:
         self.source = source
