@@ -34,7 +34,7 @@ class Registry:
         directory: Where versions persist; ``None`` keeps them in memory only.
         keep: Versions kept per domain, the served one, its parent (from 2) and the one served before (from
             3) always among them.
-        trunk: Fingerprint of the trunk that experts of the first kind are trained on; noted in their versions.
+        trunk: Fingerprint of the trunk of this deployment, noted in versions of the first kind.
     """
 
     def __init__(self, directory: Path | None = None, keep: int = 5, trunk: str | None = None) -> None:
@@ -185,9 +185,7 @@ class Registry:
                 return mine
             tensors = {name: tensor.clone() for name, tensor in theirs.tensors.items()}
             number = book.following[into]
-            version = Version(
-                into, number, tensors, mine.number, reason, others, time.time(), theirs.trunk
-            )
+            version = Version(into, number, tensors, mine.number, reason, others, time.time(), theirs.trunk)
             book = book.taking([version], version, self.keep)
             self._adopt([version], book.noting("merge", version, reason, **figures))
             return version
@@ -218,8 +216,8 @@ class Registry:
     ) -> Version:
         """Serve the versions of a file that :meth:`export` wrote, after those a domain has already.
 
-        Numbers go on where the domain's end; a version whose parent is not in the file descends from the one
-        served until now, so that a rollback leads back to it.
+        Numbers go on where the domain's end. The served version of the file descends from the one that was
+        served until now, so that a rollback undoes the import; so do those whose parent is not in the file.
 
         Args:
             path: The file.

@@ -94,7 +94,8 @@ def continued(
         found: What it holds.
         domain: The domain that takes them.
         following: Least number that is free there; numbers are kept where they are free.
-        base: What the domain serves now; versions without a parent in the file descend from it.
+        base: What the domain serves now. The one to serve descends from it, so that a rollback undoes the
+            import, and so do versions without a parent in the file.
 
     Raises:
         VersionsFileError: Form or tables differ from those of ``base``.
@@ -108,12 +109,19 @@ def continued(
     shift = max(0, following - found.versions[0].number)
     numbers = {version.number for version in found.versions}
     root = None if base is None else base.number
+
+    def parent(version: Version) -> int | None:
+        replaces = root is not None and version.number == found.served
+        if version.parent is None or version.parent not in numbers or replaces:
+            return root
+        return version.parent + shift
+
     taken = [
         replace(
             version,
             domain=domain,
             number=version.number + shift,
-            parent=version.parent + shift if version.parent in numbers else root,
+            parent=parent(version),
         )
         for version in found.versions
     ]

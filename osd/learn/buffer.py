@@ -153,8 +153,12 @@ class DomainBuffer:
     def load_state(self, state: dict[str, torch.Tensor], width: int | None = None) -> None:
         """Restore what :meth:`state` returned; a state that names no trunk is taken for this buffer's.
 
+        Args:
+            state: The tensors.
+            width: Width that hidden states must have; ``None`` for any.
+
         Raises:
-            CheckpointError: Something lacks, or the records were made with another trunk; nothing has changed.
+            CheckpointError: Something lacks, or the records are another trunk's; nothing has changed.
         """
         trunk = bytes(state["trunk"].tolist()).hex() if "trunk" in state else self.trunk
         if None not in (trunk, self.trunk) and trunk != self.trunk:
