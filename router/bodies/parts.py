@@ -28,6 +28,7 @@ from osd.learn.head import EagleHead, TrainableHead
 from osd.learn.scheduler import LearningScheduler
 from osd.serve.target import TargetModel
 from osd.types import BASE_DOMAIN, Event
+from router.bodies.versions import Check
 from router.config import DomainConfig, PolydraftConfig
 
 if TYPE_CHECKING:
@@ -128,6 +129,16 @@ class DraftParts:
             self.registry.clone(base, key)
         elif served is None:
             self.registry.publish(key, model.tensors(name), reason="born as the draft model")
+
+    def checks(self) -> dict[str, Check]:
+        """By kind of expert, what says whether a domain's could be served."""
+        found: dict[str, Check] = {}
+        if self.bank is not None:
+            bank = self.bank
+            found["eagle"] = lambda domain, tensors: bank.check(tensors)
+        if self.model is not None:
+            found["model"] = self.model.check
+        return found
 
     def matrix(self) -> dict[str, dict[str, dict[str, dict[str, float]]]]:
         """Cross-acceptance by kind (``experts``, ``memories``), by draft, by domain of the text."""
