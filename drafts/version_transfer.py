@@ -12,7 +12,7 @@ import torch
 from drafts.checkpoint import load_tensors, save_tensors
 from drafts.errors import CheckpointError, PolydraftError, VersionsFileError
 from drafts.version import Version
-from drafts.version_checks import check_domain_name, check_finite, check_same_form
+from drafts.version_checks import check_domain_name, check_finite, check_same_form, check_same_tables
 
 FORMAT = "polydraft-versions-1"
 
@@ -103,7 +103,7 @@ def continued(
     if base is not None:
         try:
             check_same_form("tensors", found.versions[0].tensors, base.tensors)
-            _check_tables(found.versions[0], base)
+            check_same_tables("tensors", found.versions[0].tensors, base.tensors)
         except PolydraftError as error:
             raise VersionsFileError(f"{path}: does not fit domain {domain}: {error}") from error
     shift = max(0, following - found.versions[0].number)
@@ -139,11 +139,4 @@ def _check_versions(versions: Sequence[Version], served: int, tensors: int) -> N
     for version in versions:
         check_finite(f"v{version.number}.tensors", version.tensors)
         check_same_form(f"v{version.number}.tensors", version.tensors, versions[0].tensors)
-        _check_tables(version, versions[0])
-
-
-def _check_tables(version: Version, base: Version) -> None:
-    """Whole numbers are tables (a draft vocabulary's ids), which one deployment has one of (case A21)."""
-    for name, tensor in version.tensors.items():
-        if not tensor.is_floating_point() and not torch.equal(tensor.long(), base.tensors[name].long()):
-            raise CheckpointError(f"v{version.number}.{name} differs from the table in use")
+        check_same_tables(f"v{version.number}.tensors", version.tensors, versions[0].tensors)

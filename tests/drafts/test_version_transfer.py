@@ -166,6 +166,31 @@ def test_on_equal_figures_the_domain_that_stays_keeps_its_expert() -> None:
     assert (registry.domains(), registry.events()[-1]["better"]) == (["math"], "math")
 
 
+def test_merges_of_several_kinds_are_one_change_or_none() -> None:
+    registry = published(published(Registry(), 2), 3, "code")
+    for domain in ("math.model", "code.model"):
+        registry.publish(domain, weights(1), reason="r")
+    serial = registry.serial
+    first = ("math", "code", {"math": 0.5, "code": 0.6})
+    with pytest.raises(InvalidValueError, match=r"acceptance\.code\.model"):
+        registry.merge_all([first, ("math.model", "code.model", {"math.model": 0.5})])
+    assert (registry.serial, len(registry.domains())) == (serial, 4)
+    figures = {"math.model": 0.5, "code.model": 0.4}
+    versions = registry.merge_all([first, ("math.model", "code.model", figures)])
+    assert [(v.domain, v.number) for v in versions] == [("math", 2), ("math.model", 0)]
+    assert (registry.serial, registry.domains()) == (serial + 1, ["math", "math.model"])
+    assert [event["kind"] for event in registry.events()[-2:]] == ["merge", "merge"]
+
+
+def test_a21_experts_over_different_tables_are_not_merged() -> None:
+    registry = Registry()
+    registry.publish("math", {**weights(1), **TABLE}, reason="r")
+    registry.publish("code", {**weights(2), "token_ids": torch.tensor([1, 4, 8])}, reason="r")
+    with pytest.raises(InvalidValueError, match=r"code\.tensors\.token_ids.*table"):
+        registry.merge("math", "code", {"math": 0.5, "code": 0.6})
+    assert registry.domains() == ["code", "math"]
+
+
 @pytest.mark.parametrize(
     ("other", "figures", "message"),
     [
