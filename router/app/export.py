@@ -100,7 +100,13 @@ def export(
     trunk.check_fits("target", target.output_weight)
     expert = None
     if state is not None and domain in served:
-        expert = read_version(state / "versions", domain, served[domain])
+        version = read_version(state / "versions", domain, served[domain])
+        if version.trunk not in (None, trunk.fingerprint()):
+            raise CheckpointError(
+                f"version {version.number} of {domain} belongs to trunk {version.trunk}, not to "
+                f"{trunk.fingerprint()} (drafts.eagle.trunk)"
+            )
+        expert = version.tensors
         ExpertBank(trunk, config.drafts.eagle.rank, capacity=1).check(expert)
     head = fold_expert(trunk, expert, target.output_weight[trunk.token_ids])
     lost = obstacle(head)

@@ -55,7 +55,7 @@ def export_adapter(
         )
     if key not in served:
         raise ExportError(domain, PEFT, f"its adapter of {model.path} has no version in the state folder")
-    tensors = read_version(versions, key, served[key])
+    tensors = read_version(versions, key, served[key]).tensors
     draft = load_draft(model, load_tokenizer(config.target.model, config.target.cache_dir))
     assert draft.adapters is not None
     draft.adapters.check(tensors)

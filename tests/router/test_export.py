@@ -46,6 +46,12 @@ def config(folder: Path, bias: float = 0.0, **changes: Any) -> PolydraftConfig:
     return PolydraftConfig.model_validate({**CONFIG, "drafts": drafts, **changes})
 
 
+def blank_expert(folder: Path) -> dict[str, torch.Tensor]:
+    bank = ExpertBank(Trunk.load(folder / "trunk.safetensors"), rank=2, capacity=1)
+    bank.add("boats")
+    return bank.tensors("boats")
+
+
 def publish(state: Path, domain: str, bias: float = 0.0) -> None:
     """A state folder whose domain serves version 1, a random expert, and keeps version 0."""
     trunk = Trunk.load(state.parent / "trunk.safetensors")
@@ -183,6 +189,13 @@ def test_the_target_keeps_the_layers_that_the_trunk_reads(
     done = app.export("boats", "vllm", tmp_path / "out", settings, None, False)
     assert done.agreement is not None
     assert done.agreement.same == 1.0
+
+
+def test_an_expert_of_another_trunk_is_refused(tmp_path: Path) -> None:
+    settings, state = config(tmp_path), tmp_path / "state"
+    Registry(state / "versions", trunk="another").publish("boats", blank_expert(tmp_path), reason="born")
+    with pytest.raises(CheckpointError, match="belongs to trunk another, not to"):
+        app.export("boats", "vllm", tmp_path / "out", settings, state, False)
 
 
 def test_a_trunk_of_another_target_is_refused(tmp_path: Path) -> None:
