@@ -161,12 +161,12 @@ def test_a_pass_never_holds_more_tokens_than_the_target_takes(monkeypatch: pytes
 
     monkeypatch.setattr(bounded, "forward", counted)
     bounded.most_tokens = 12
-    texts = prompts(4, seed=3, lengths=(40,))
-    truth = {tuple(text): greedy(text, 24, stop=()) for text in texts}
-    source = Forced(lambda row, limit: truth[tuple(row.tokens[:40])][row.output_length :][:limit])
+    texts = prompts(4, seed=3, lengths=(15,))
+    truth = {tuple(text): greedy(text, 50, stop=()) for text in texts}
+    source = Forced(lambda row, limit: truth[tuple(row.tokens[:15])][row.output_length :][:limit])
     client = Client(make_engine(source, target=bounded, prefill_chunk=600))
     for index, text in enumerate(texts):
-        client.submit(str(index), text, max_tokens=24, ignore_eos=True)
+        client.submit(str(index), text, max_tokens=50, ignore_eos=True)
     client.run()
     assert max(widths) == 12
     for index, text in enumerate(texts):
