@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import hashlib
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
 from peft import LoraConfig, get_peft_model
+from safetensors.torch import save_file
 
 from drafts.bank import Expert
 from drafts.errors import CheckpointError, InvalidValueError, UnknownNameError
@@ -24,6 +26,7 @@ FINGERPRINT = "base_model"
 """Name of the tensor that says which weights an adapter belongs to."""
 
 _BLANK = "blank"
+_PREFIX = "base_model.model."
 
 
 class AdapterBank:
@@ -147,7 +150,7 @@ class AdapterBank:
         """Parameters of the blank adapter in the model by their names in an expert; they never change."""
         end = f".{_BLANK}.weight"
         return {
-            name.removeprefix("base_model.model.").removesuffix(end): name
+            name.removeprefix(_PREFIX).removesuffix(end): name
             for name, _ in self.model.named_parameters()
             if name.endswith(end)
         }
@@ -156,7 +159,7 @@ class AdapterBank:
         """One adapter's parameters by module and part."""
         end = f".{slot}.weight"
         return {
-            name.removeprefix("base_model.model.").removesuffix(end): parameter.data
+            name.removeprefix(_PREFIX).removesuffix(end): parameter.data
             for name, parameter in self.model.named_parameters()
             if name.endswith(end)
         }
@@ -167,6 +170,28 @@ class AdapterBank:
 
     def _renew(self, domain: str) -> None:
         self._stamps[domain] = self._stamps.get(domain, 0) + 1
+
+
+def write_peft(folder: Path, tensors: Expert, base: str) -> None:
+    """Write an adapter as ``peft.PeftModel.from_pretrained(base, folder)`` takes it.
+
+    Args:
+        folder: An existing folder.
+        tensors: What :meth:`AdapterBank.tensors` gave.
+        base: Folder or hub name of the model that it belongs to.
+    """
+    own = {name: tensor for name, tensor in tensors.items() if name != FINGERPRINT}
+    rank = next(len(tensor) for name, tensor in own.items() if name.endswith("lora_A"))
+    LoraConfig(
+        r=rank,
+        lora_alpha=rank,
+        target_modules=sorted({name.split(".")[-2] for name in own}),
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=base,
+        inference_mode=True,
+    ).save_pretrained(folder)
+    named = {f"{_PREFIX}{name}.weight": tensor.contiguous() for name, tensor in own.items()}
+    save_file(named, folder / "adapter_model.safetensors", metadata={"format": "pt"})
 
 
 def fingerprint(model: Any) -> torch.Tensor:

@@ -169,6 +169,14 @@ class ExpertBank:
         if not torch.equal(tensors[TABLE].long().to(self.trunk.token_ids.device), self.trunk.token_ids):
             raise CheckpointError(f"expert tensor {TABLE!r} differs from the trunk's table")
 
+    def fits(self, tensors: Expert) -> bool:
+        """Whether ``tensors`` could be loaded."""
+        try:
+            self.check(tensors)
+        except CheckpointError:
+            return False
+        return True
+
     def tensors(self, domain: str) -> Expert:
         """A copy of a domain's deltas with the id table, as :meth:`load` takes them."""
         slot = self.index(domain)

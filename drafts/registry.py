@@ -13,9 +13,16 @@ import torch
 
 from drafts.checkpoint import checksum
 from drafts.errors import CheckpointError, InvalidValueError, UnflushedError, UnknownNameError
+from drafts.expert_key import FIRST_KIND, split_key
 from drafts.version import Version
 from drafts.version_book import Book, restore, sweep
-from drafts.version_checks import check_domain_name, check_finite, check_same_form, check_share
+from drafts.version_checks import (
+    check_domain_name,
+    check_finite,
+    check_same_form,
+    check_same_tables,
+    check_share,
+)
 from drafts.version_files import VersionFiles
 from drafts.version_transfer import continued, read_export, write_export
 
@@ -33,12 +40,14 @@ class Registry:
         directory: Where versions persist; ``None`` keeps them in memory only.
         keep: Versions kept per domain, the served one, its parent (from 2) and the one served before (from
             3) always among them.
+        trunk: Fingerprint of the trunk of this deployment, noted in versions of the first kind.
     """
 
-    def __init__(self, directory: Path | None = None, keep: int = 5) -> None:
+    def __init__(self, directory: Path | None = None, keep: int = 5, trunk: str | None = None) -> None:
         if keep < 1:
             raise InvalidValueError("keep", keep, "at least 1")
         self.keep = keep
+        self.trunk = trunk
         self._files = VersionFiles(directory)
         self._writing = threading.RLock()
         self._book = Book()
@@ -102,7 +111,8 @@ class Registry:
             if base is not None:
                 check_same_form(f"{domain}.tensors", copies, base.tensors)
             number, origin = self._book.following.get(domain, 0), None if base is None else base.number
-            version = Version(domain, number, copies, origin, reason, score, time.time())
+            trunk = self.trunk if split_key(domain)[1] == FIRST_KIND else None
+            version = Version(domain, number, copies, origin, reason, score, time.time(), trunk)
             figures: dict[str, Any] = {"parent": origin, **({} if score is None else {"score": score})}
             book = self._book.taking([version], version, self.keep)
             self._adopt([version], book.noting("publish", version, reason, **figures))
@@ -132,7 +142,9 @@ class Registry:
             reason = f"inherited from {parent_domain} v{parent.number}"
             tensors = {name: tensor.clone() for name, tensor in parent.tensors.items()}
             number = self._book.following.get(new_domain, 0)
-            version = Version(new_domain, number, tensors, None, reason, parent.score, time.time())
+            version = Version(
+                new_domain, number, tensors, None, reason, parent.score, time.time(), parent.trunk
+            )
             book = self._book.taking([version], version, self.keep)
             origin: dict[str, Any] = {"parent_domain": parent_domain, "parent": parent.number}
             self._adopt([version], book.noting("clone", version, reason, **origin))
@@ -145,44 +157,57 @@ class Registry:
             self._commit(self._book.without(domain).noting("drop", version, "dropped"))
 
     def merge(self, into: str, other: str, acceptance: Mapping[str, float]) -> Version:
-        """Make one draft of two: the better one serves ``into``, ``other`` is gone; all in one step.
+        """Make one draft of two, see :meth:`merge_all`; what serves ``into`` now."""
+        return self.merge_all([(into, other, acceptance)])[0]
+
+    def merge_all(self, pairs: Sequence[tuple[str, str, Mapping[str, float]]]) -> list[Version]:
+        """Make one draft of each pair: the better one serves the first, the second is gone; all in one step.
 
         Weights of the two are never averaged: nothing says that experts trained apart are good in between.
 
         Args:
-            into: The domain that stays; on equal figures it keeps its own expert.
-            other: The domain that goes.
-            acceptance: By domain, what its served expert was measured to reach on both domains' records.
+            pairs: The one that stays (on equal figures with its own expert), the one that goes, and by name
+                what the served expert of each was measured to reach on both ones' records.
 
         Returns:
-            What serves ``into`` now: its version until now, or a new one with the other's weights.
+            What serves each pair's first now: its version until now, or a new one with the other's weights.
 
         Raises:
             UnknownNameError: One of them has no version.
-            InvalidValueError: The two are one, a figure is missing or no share, or the forms differ.
+            InvalidValueError: The two are one, a figure is missing or no share, or forms or tables differ.
             CheckpointError: The change cannot be written.
         """
         with self._writing:
-            mine, theirs = self._known(into), self._known(other)
-            if into == other:
-                raise InvalidValueError("other", other, "a domain other than the one it is merged into")
-            for name in (into, other):
-                check_share(f"acceptance.{name}", acceptance.get(name))
-            ours, others = acceptance[into], acceptance[other]
-            check_same_form(f"{other}.tensors", theirs.tensors, mine.tensors)
-            best = theirs if others > ours else mine
-            reason = f"the expert of {best.domain} serves {into} and {other}: {ours:.3f} against {others:.3f}"
-            figures = {"merged": other, "better": best.domain, "acceptance": {into: ours, other: others}}
-            book = self._book.without(other)
-            if best is mine:
-                self._commit(book.noting("merge", mine, reason, **figures))
-                return mine
+            book, versions = self._book, []
+            for into, other, acceptance in pairs:
+                book, version = self._merged(book, into, other, acceptance)
+                versions.append(version)
+            before = self._book.kept
+            self._adopt([v for v in versions if v.number not in before[v.domain]], book)
+            return versions
+
+    def _merged(
+        self, book: Book, into: str, other: str, acceptance: Mapping[str, float]
+    ) -> tuple[Book, Version]:
+        """``book`` after one merge, and what serves ``into`` in it."""
+        mine, theirs = self._known(into), self._known(other)
+        if into == other:
+            raise InvalidValueError("other", other, "a domain other than the one it is merged into")
+        for name in (into, other):
+            check_share(f"acceptance.{name}", acceptance.get(name))
+        ours, others = acceptance[into], acceptance[other]
+        check_same_form(f"{other}.tensors", theirs.tensors, mine.tensors)
+        check_same_tables(f"{other}.tensors", theirs.tensors, mine.tensors)
+        best = theirs if others > ours else mine
+        reason = f"the expert of {best.domain} serves {into} and {other}: {ours:.3f} against {others:.3f}"
+        figures = {"merged": other, "better": best.domain, "acceptance": {into: ours, other: others}}
+        book, version = book.without(other), mine
+        if best is theirs:
             tensors = {name: tensor.clone() for name, tensor in theirs.tensors.items()}
             number = book.following[into]
-            version = Version(into, number, tensors, mine.number, reason, others, time.time())
+            version = Version(into, number, tensors, mine.number, reason, others, time.time(), theirs.trunk)
             book = book.taking([version], version, self.keep)
-            self._adopt([version], book.noting("merge", version, reason, **figures))
-            return version
+        return book.noting("merge", version, reason, **figures), version
 
     def export(self, domain: str, path: Path, trunk: str | None = None) -> None:
         """Write a domain's kept versions to one file that needs nothing else (:meth:`import_file`).
@@ -210,8 +235,8 @@ class Registry:
     ) -> Version:
         """Serve the versions of a file that :meth:`export` wrote, after those a domain has already.
 
-        Numbers go on where the domain's end; a version whose parent is not in the file descends from the one
-        served until now, so that a rollback leads back to it.
+        Numbers go on where the domain's end. The served version of the file descends from the one that was
+        served until now, so that a rollback undoes the import; so do those whose parent is not in the file.
 
         Args:
             path: The file.

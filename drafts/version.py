@@ -20,6 +20,7 @@ class Version:
         reason: Why it was published.
         score: Held-back acceptance it was published with, ``None`` if never scored.
         created: Unix time, seconds.
+        trunk: Fingerprint of the trunk it was trained on; ``None`` where it has none or none was noted.
     """
 
     domain: str
@@ -29,6 +30,7 @@ class Version:
     reason: str
     score: float | None
     created: float
+    trunk: str | None = None
 
     def metadata(self) -> dict[str, Any]:
         """All but domain and weights, as JSON."""
@@ -38,6 +40,7 @@ class Version:
             "reason": self.reason,
             "score": self.score,
             "created": self.created,
+            "trunk": self.trunk,
         }
 
 

@@ -39,6 +39,18 @@ def check_same_form(
             raise InvalidValueError(f"{field}.{name}", tuple(tensor.shape), allowed)
 
 
+def check_same_tables(
+    field: str, tensors: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor]
+) -> None:
+    """Raise unless whole numbers are those of ``wanted``: they are what one deployment has one of (case A21).
+
+    That is a draft vocabulary's ids, or the fingerprint of an adapter's model. Forms are equal already.
+    """
+    for name, tensor in tensors.items():
+        if not tensor.is_floating_point() and not torch.equal(tensor.long(), wanted[name].long()):
+            raise InvalidValueError(f"{field}.{name}", "another table", "the table in use")
+
+
 def check_finite(field: str, tensors: Mapping[str, torch.Tensor]) -> None:
     """Raise if any value is NaN or infinite (case A29)."""
     for name, tensor in tensors.items():

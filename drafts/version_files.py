@@ -19,6 +19,7 @@ from drafts.checkpoint import (
     write_atomically,
 )
 from drafts.errors import CheckpointError
+from drafts.version import Version
 from drafts.version_checks import is_domain_name
 
 logger = logging.getLogger(__name__)
@@ -142,13 +143,18 @@ def read_served(directory: Path) -> dict[str, int]:
         raise CheckpointError(f"{path}: cannot be read: {error}") from error
 
 
-def read_version(directory: Path, domain: str, number: int) -> dict[str, torch.Tensor]:
-    """The tensors of one version, from a folder that another process may own.
+def read_version(directory: Path, domain: str, number: int) -> Version:
+    """One version, from a folder that another process may own.
 
     Raises:
         CheckpointError: The file is missing or damaged; nothing is set aside.
     """
-    return load_tensors(_version_file(directory, domain, number))[0]
+    path = _version_file(directory, domain, number)
+    tensors, metadata = load_tensors(path)
+    try:
+        return Version(domain, tensors=tensors, **json.loads(metadata["version"]))
+    except (KeyError, ValueError, TypeError) as error:
+        raise CheckpointError(f"{path}: cannot be read: {error}") from error
 
 
 def _version_file(directory: Path, domain: str, number: int) -> Path:

@@ -12,7 +12,7 @@ import torch
 from drafts.checkpoint import load_tensors, save_tensors
 from drafts.errors import CheckpointError, PolydraftError, VersionsFileError
 from drafts.version import Version
-from drafts.version_checks import check_domain_name, check_finite, check_same_form
+from drafts.version_checks import check_domain_name, check_finite, check_same_form, check_same_tables
 
 FORMAT = "polydraft-versions-1"
 
@@ -73,7 +73,8 @@ def read_export(path: Path, trunk: str | None, check: Callable[[dict[str, torch.
         for item in described["versions"]:
             prefix = f"{int(item['number'])}/"
             own = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
-            versions.append(Version(described["domain"], tensors=own, **item))
+            made_on = {"trunk": described["trunk"], **item}
+            versions.append(Version(described["domain"], tensors=own, **made_on))
         _check_versions(versions, int(described["served"]), len(tensors))
         for version in versions:
             check(version.tensors)
@@ -93,7 +94,8 @@ def continued(
         found: What it holds.
         domain: The domain that takes them.
         following: Least number that is free there; numbers are kept where they are free.
-        base: What the domain serves now; versions without a parent in the file descend from it.
+        base: What the domain serves now. The one to serve descends from it, so that a rollback undoes the
+            import, and so do versions without a parent in the file.
 
     Raises:
         VersionsFileError: Form or tables differ from those of ``base``.
@@ -101,18 +103,25 @@ def continued(
     if base is not None:
         try:
             check_same_form("tensors", found.versions[0].tensors, base.tensors)
-            _check_tables(found.versions[0], base)
+            check_same_tables("tensors", found.versions[0].tensors, base.tensors)
         except PolydraftError as error:
             raise VersionsFileError(f"{path}: does not fit domain {domain}: {error}") from error
     shift = max(0, following - found.versions[0].number)
     numbers = {version.number for version in found.versions}
     root = None if base is None else base.number
+
+    def parent(version: Version) -> int | None:
+        replaces = root is not None and version.number == found.served
+        if version.parent is None or version.parent not in numbers or replaces:
+            return root
+        return version.parent + shift
+
     taken = [
         replace(
             version,
             domain=domain,
             number=version.number + shift,
-            parent=version.parent + shift if version.parent in numbers else root,
+            parent=parent(version),
         )
         for version in found.versions
     ]
@@ -130,11 +139,4 @@ def _check_versions(versions: Sequence[Version], served: int, tensors: int) -> N
     for version in versions:
         check_finite(f"v{version.number}.tensors", version.tensors)
         check_same_form(f"v{version.number}.tensors", version.tensors, versions[0].tensors)
-        _check_tables(version, versions[0])
-
-
-def _check_tables(version: Version, base: Version) -> None:
-    """Whole numbers are tables (a draft vocabulary's ids), which one deployment has one of (case A21)."""
-    for name, tensor in version.tensors.items():
-        if not tensor.is_floating_point() and not torch.equal(tensor.long(), base.tensors[name].long()):
-            raise CheckpointError(f"v{version.number}.{name} differs from the table in use")
+        check_same_tables(f"v{version.number}.tensors", version.tensors, versions[0].tensors)

@@ -227,10 +227,14 @@ class ModelSource(NeuralSource):
     def fits(self, domain: str, tensors: Expert) -> bool:
         """Whether ``tensors`` could be loaded for the domain."""
         try:
-            self._adapters(domain).check(tensors)
+            self.check(domain, tensors)
         except CheckpointError:
             return False
         return True
+
+    def check(self, domain: str, tensors: Expert) -> None:
+        """Raise unless ``tensors`` could be loaded for the domain, see :meth:`load`."""
+        self._adapters(domain).check(tensors)
 
     @property
     def device(self) -> torch.device:

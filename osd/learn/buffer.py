@@ -21,10 +21,13 @@ class DomainBuffer:
     Args:
         config: Bounds and policy.
         seed: Seed of draws and of the reservoir.
+        trunk: Fingerprint (hexadecimal) of the weights that records' hidden states come from; ``None`` where
+            they come from none.
     """
 
-    def __init__(self, config: BufferConfig, seed: int = 0) -> None:
+    def __init__(self, config: BufferConfig, seed: int = 0, trunk: str | None = None) -> None:
         self.config = config
+        self.trunk = trunk
         self.training: list[BufferRecord] = []
         self.held: list[BufferRecord] = []
         self.arrived = 0
@@ -110,7 +113,7 @@ class DomainBuffer:
 
     def copy(self) -> DomainBuffer:
         """A buffer with the same records, for a child domain; records themselves are immutable."""
-        child = DomainBuffer(self.config, self._random.randrange(2**31))
+        child = DomainBuffer(self.config, self._random.randrange(2**31), self.trunk)
         child.training, child.held, child.arrived = list(self.training), list(self.held), self.arrived
         return child
 
@@ -135,6 +138,8 @@ class DomainBuffer:
     def state(self) -> dict[str, torch.Tensor]:
         """Everything as tensors, for safetensors."""
         out: dict[str, torch.Tensor] = {"arrived": torch.tensor([self.arrived])}
+        if self.trunk is not None:
+            out["trunk"] = torch.tensor(list(bytes.fromhex(self.trunk)), dtype=torch.uint8)
         for slice_name, records in (("training", self.training), ("held", self.held)):
             if not records:
                 continue
@@ -145,13 +150,28 @@ class DomainBuffer:
             out[f"{slice_name}.scalars"] = torch.tensor(scalars, dtype=torch.float64)
         return out
 
-    def load_state(self, state: dict[str, torch.Tensor]) -> None:
-        """Restore what :meth:`state` returned; raises :class:`CheckpointError` where something lacks."""
+    def load_state(self, state: dict[str, torch.Tensor], width: int | None = None) -> None:
+        """Restore what :meth:`state` returned; a state that names no trunk is taken for this buffer's.
+
+        Args:
+            state: The tensors.
+            width: Width that hidden states must have; ``None`` for any.
+
+        Raises:
+            CheckpointError: Something lacks, or the records are another trunk's; nothing has changed.
+        """
+        trunk = bytes(state["trunk"].tolist()).hex() if "trunk" in state else self.trunk
+        if None not in (trunk, self.trunk) and trunk != self.trunk:
+            raise CheckpointError(f"records made with trunk {trunk}, this deployment has {self.trunk}")
         try:
-            self.arrived = int(state["arrived"][0])
-            self.training, self.held = _records(state, "training"), _records(state, "held")
+            arrived = int(state["arrived"][0])
+            training, held = _records(state, "training"), _records(state, "held")
         except (KeyError, IndexError, RuntimeError) as error:
             raise CheckpointError(f"buffer state cannot be used: {error}") from error
+        widths = {record.hidden.shape[1] for record in (*training, *held)}
+        if width is not None and widths - {width}:
+            raise CheckpointError(f"records hold hidden states of width {sorted(widths)}, expected {width}")
+        self.trunk, self.arrived, self.training, self.held = trunk, arrived, training, held
 
 
 def _records(state: dict[str, torch.Tensor], slice_name: str) -> list[BufferRecord]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -27,6 +28,16 @@ class TrainableHead(Protocol):
     @property
     def context(self) -> int | None:
         """Last tokens of a text that ``encode`` reads, which bound the window; ``None`` for all."""
+        ...
+
+    @property
+    def width(self) -> int:
+        """Width ``W`` of what ``encode`` gives."""
+        ...
+
+    @property
+    def trunk_fingerprint(self) -> str | None:
+        """Fingerprint of the weights that what ``encode`` gives depends on; ``None`` where on none."""
         ...
 
     @property
@@ -91,6 +102,12 @@ class EagleHead:
         self.output = output
         self.token_ids = trunk.token_ids
         self.vocab_size = trunk.shape.vocab_size
+        self.width = trunk.shape.hidden_size
+
+    @cached_property
+    def trunk_fingerprint(self) -> str:
+        """The trunk's: all of it lies before an expert's own part, or beside it."""
+        return self.trunk.fingerprint()
 
     def has(self, domain: str) -> bool:
         """Whether the bank holds an expert for the domain."""

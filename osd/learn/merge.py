@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from drafts.errors import InvalidValueError
+from drafts.errors import InvalidValueError, UnknownNameError
 from drafts.expert_key import expert_key
 from drafts.version import Version
 from osd.learn.distill import score
@@ -13,7 +13,7 @@ from osd.learn.scheduler import LearningScheduler
 
 @torch.no_grad()
 def merge_domains(learning: LearningScheduler, into: str, other: str) -> dict[str, Version]:
-    """Keep the better expert of each kind for ``into``, join the buffers, forget ``other``.
+    """Keep the better expert of each kind that both have for ``into``, join the buffers, forget ``other``.
 
     Both served experts are scored at the same held-back positions of both domains: neither was trained on
     them, and a pairing by position compares the experts and not the traffic. On the engine's thread.
@@ -23,12 +23,16 @@ def merge_domains(learning: LearningScheduler, into: str, other: str) -> dict[st
 
     Raises:
         InvalidValueError: The two are one, or nothing is held back to judge by.
-        UnknownNameError: One of them has no version.
-        CheckpointError: The change cannot be written; of the kind it was written for, nothing has changed.
+        UnknownNameError: There is no kind that both have a version of.
+        CheckpointError: The change cannot be written; nothing has changed then.
     """
+    known = learning.registry.domains()
     keys = {kind: (expert_key(into, kind), expert_key(other, kind)) for kind in learning.heads}
-    figures = {kind: _figures(learning, *pair) for kind, pair in keys.items()}
-    versions = {kind: learning.registry.merge(*keys[kind], found) for kind, found in figures.items()}
+    keys = {kind: pair for kind, pair in keys.items() if set(pair) <= set(known)}
+    if not keys:
+        raise UnknownNameError("merge", f"{other} into {into}", known)
+    pairs = [(*pair, _figures(learning, *pair)) for pair in keys.values()]
+    versions = dict(zip(keys, learning.registry.merge_all(pairs), strict=True))
     for kept_key, gone_key in keys.values():
         kept, gone = learning.domain(kept_key), learning.domain(gone_key)
         kept.buffer.absorb(gone.buffer)

@@ -35,6 +35,8 @@ class ModelHead:
     needs_features = False
     context = CONTEXT
     together = 32
+    width = CONTEXT
+    trunk_fingerprint = None
 
     def __init__(self, source: ModelSource, tokens: int, vocab_size: int | None = None) -> None:
         self.source = source

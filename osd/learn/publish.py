@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -33,8 +33,8 @@ class Publisher(Protocol):
         """The version to serve, ``None`` before the first."""
         ...
 
-    def merge(self, into: str, other: str, acceptance: Mapping[str, float]) -> Version:
-        """Serve ``into`` with the better of two experts; ``other`` is gone."""
+    def merge_all(self, pairs: Sequence[tuple[str, str, Mapping[str, float]]]) -> list[Version]:
+        """Serve the first of each pair with the better of two experts; the second is gone."""
         ...
 
     def rollback(self, domain: str) -> Version:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 
 from drafts.bank import Expert
-from drafts.errors import PolydraftError
+from drafts.errors import CheckpointError, PolydraftError
 from drafts.expert_key import FIRST_KIND, expert_key, split_key
 from drafts.version import Version
 from osd.learn.budget import Budget
@@ -25,6 +26,8 @@ from osd.learn.losses import draft_index
 from osd.learn.publish import Publisher
 from osd.learn.update import Update
 from osd.types import Event, FinishedRecord
+
+log = logging.getLogger(__name__)
 
 WAITING = 4
 """Requests waiting to be scored beyond which no evidence is collected for more."""
@@ -135,7 +138,9 @@ class LearningScheduler:
         """The learning state of an expert, made on first sight."""
         if name not in self.domains:
             seed = self.config.seed + len(self.domains)
-            self.domains[name] = DomainLearning(DomainBuffer(self.of(name).buffer, seed))
+            head = self.heads.get(split_key(name)[1])
+            trunk = None if head is None else head.trunk_fingerprint
+            self.domains[name] = DomainLearning(DomainBuffer(self.of(name).buffer, seed, trunk))
         return self.domains[name]
 
     def served(self, name: str) -> Expert:
@@ -180,9 +185,13 @@ class LearningScheduler:
         return {name: domain.buffer.state() for name, domain in self.domains.items()}
 
     def load_state(self, state: dict[str, dict[str, torch.Tensor]]) -> None:
-        """Restore buffers."""
+        """Restore buffers; one that is damaged or belongs to another trunk starts anew, with a warning."""
         for name, tensors in state.items():
-            self.domain(name).buffer.load_state(tensors)
+            head = self.heads.get(split_key(name)[1])
+            try:
+                self.domain(name).buffer.load_state(tensors, None if head is None else head.width)
+            except CheckpointError as error:
+                log.warning("domain %s: its buffer starts anew: %s", name, error)
 
     def history(self) -> dict[str, Any]:
         """Counters, agreement per version and the matrix, as JSON."""
@@ -254,12 +263,16 @@ class LearningScheduler:
             mean = sum(watch.gains) / len(watch.gains)
             domain.watch = None
             domain.learner = None
-            self.registry.rollback(name)
-            self.counts["rolled_back"] += 1
             numbers = {"version": watch.version, "gain": mean, "records": len(watch.gains)}
             reason = (
                 f"version {watch.version} agrees less often than version {watch.previous} on live traffic"
             )
+            try:
+                self.registry.rollback(name)
+            except PolydraftError as error:
+                self._tell("rollback_failed", name, f"{reason}, but stays: {error}", numbers)
+                return
+            self.counts["rolled_back"] += 1
             self._tell("rollback", name, reason, numbers)
         elif len(watch.gains) >= guard.watch_records:
             domain.watch = None

@@ -185,7 +185,20 @@ class Engine:
             if row.processor is not None and row.processor.grammar is not None:
                 proposals[index] = row.processor.grammar.prune(proposals[index])
         room = [self.max_length - len(row.draft.tokens) for row in decoding]
-        return [proposal.first(max(count, 0)) for proposal, count in zip(proposals, room, strict=True)]
+        return self._fitted(
+            [proposal.first(max(count, 0)) for proposal, count in zip(proposals, room, strict=True)]
+        )
+
+    def _fitted(self, proposals: list[Proposal]) -> list[Proposal]:
+        """Cut to what one pass of the target holds; the later rows of a step that is too wide give way."""
+        if self.target.most_tokens is None:
+            return proposals
+        left = self.target.most_tokens - len(proposals)
+        fitted: list[Proposal] = []
+        for proposal in proposals:
+            fitted.append(proposal.first(max(left, 0)))
+            left -= len(proposal.tokens)
+        return fitted
 
     def _told(self, row: Row, proposal: Proposal) -> Proposal:
         """The proposal, or none where rejection sampling could not verify it."""
@@ -238,6 +251,8 @@ class Engine:
             tokens = [row.draft.tokens[-1], *proposal.tokens]
             batch.append((row, PassRow(row.slot, row.processed, tokens, parents)))
         budget = self.settings.prefill_chunk
+        if self.target.most_tokens is not None:
+            budget = min(budget, self.target.most_tokens - sum(len(item.tokens) for _, item in batch))
         for row in self.rows:
             if row.decoding or budget <= 0 or not self.requests.ready_to_prefill(row):
                 continue

@@ -176,6 +176,7 @@ def _strict(
     """
     if obstacle is None and forward != "lean" and native_obstacle(plain) is None:
         native = NativeTarget(plain, name=name, feature_layers=feature_layers, exact=exact, strict=True)
+        native.most_tokens = native.most
         result, fault = probe(native), pass_dependence(native)
         if result.ok and fault is None:
             return native

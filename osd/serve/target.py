@@ -69,6 +69,7 @@ class TargetModel(ABC):
         embedding: ``[vocab, hidden]`` input embedding.
         output_weight: ``[vocab, hidden]`` output matrix; may be ``embedding`` itself.
         reference: The Hugging Face model of the same weights, sharing their storage.
+        most_tokens: Most tokens of one pass, all rows together; ``None`` for no bound.
     """
 
     name: str
@@ -84,6 +85,7 @@ class TargetModel(ABC):
     embedding: Tensor
     output_weight: Tensor
     reference: Any
+    most_tokens: int | None = None
 
     @abstractmethod
     def make_cache(self, slots: int, max_length: int, keep_features: bool) -> SlotCache:

@@ -21,6 +21,7 @@ from drafts.bank import ExpertBank
 from drafts.errors import InvalidValueError
 from drafts.kinds.base import DraftRow, Guess
 from drafts.kinds.eagle import EagleSource
+from drafts.trunk import Trunk
 from osd.learn.head import EagleHead
 from osd.learn.pretrain_data import Answer, load_shards
 from osd.learn.rehearse import (
@@ -111,11 +112,12 @@ def assess(
     drafted = Drafted(answers, domains, [BASE_DOMAIN, *(domain.name for domain in config.domains)])
     ways = rehearse_memories(drafted, config.drafts, DEPTH)
     costs = Costs(target.measure_costs(range(1, DEPTH + 2)))
-    head = head_of(config, target, tokenizer)
-    if head is not None:
-        embedding = head.embedding.float()
-        by_length = head_chains(head.trunk, embedding, head.output, answers, DEPTH)
-        costs = Costs(costs.pass_ms, head_call_ms(head, answers[0]))
+    head: RehearsedHead | None = None
+    source = head_of(config, target, tokenizer)
+    if source is not None:
+        costs = Costs(costs.pass_ms, head_call_ms(source, answers[0]))
+        head = rehearsed(source)
+        by_length = head_chains(head.trunk, head.embedding, head.output, answers, DEPTH)
         ways["trunk"] = max(by_length, key=costs.head_speed)
     result: dict[str, Any] = {
         "routing": routing_figures(routed, len(items)),
@@ -215,7 +217,29 @@ def head_call_ms(head: EagleSource, answer: Answer) -> float:
     return min(times)
 
 
-def rehearse_experts(config: PolydraftConfig, head: EagleSource, drafted: Drafted) -> dict[str, list[Chains]]:
+@dataclass(frozen=True)
+class RehearsedHead:
+    """The head in float32 beside the recorded answers, which are on the processor whatever serves.
+
+    Attributes:
+        trunk: Its trunk.
+        embedding: The target's embedding ``[vocab, H]``.
+        output: The target's output rows of the draft vocabulary ``[V, H]``.
+    """
+
+    trunk: Trunk
+    embedding: torch.Tensor
+    output: torch.Tensor
+
+
+def rehearsed(head: EagleSource) -> RehearsedHead:
+    """What of a head is rehearsed, see :class:`RehearsedHead`."""
+    return RehearsedHead(head.trunk.to("cpu"), head.embedding.cpu().float(), head.output.cpu().float())
+
+
+def rehearse_experts(
+    config: PolydraftConfig, head: RehearsedHead, drafted: Drafted
+) -> dict[str, list[Chains]]:
     """The last third of the answers by trunk, routed experts and one shared expert, chains of :data:`DEPTH`.
 
     The experts learned from the first two thirds: routed ones each from its domain's answers, the shared
@@ -223,10 +247,10 @@ def rehearse_experts(config: PolydraftConfig, head: EagleSource, drafted: Drafte
     """
     cut = 2 * len(drafted.answers) // 3
     early, late = drafted.answers[:cut], drafted.answers[cut:]
-    trunk, embedding = head.trunk, head.embedding.float()
+    trunk = head.trunk
 
     def chains(answers: Sequence[Answer], expert: dict[str, torch.Tensor] | None) -> list[Chains]:
-        return head_chains(trunk, embedding, head.output, answers, DEPTH, expert)[-1]
+        return head_chains(trunk, head.embedding, head.output, answers, DEPTH, expert)[-1]
 
     def trained(domains: Sequence[str]) -> dict[str, dict[str, torch.Tensor]]:
         bank = ExpertBank(trunk, config.drafts.eagle.rank)

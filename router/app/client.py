@@ -85,19 +85,29 @@ class Client:
         """Forget a domain."""
         self._ask("DELETE", f"/v1/domains/{quote(name, safe='')}")
 
-    def versions(self, name: str) -> list[dict[str, Any]]:
-        """Kept versions of a domain's expert, oldest first."""
-        return list(self._ask("GET", f"/v1/domains/{quote(name, safe='')}/versions")["data"])
+    def versions(self, name: str, kind: str | None = None) -> list[dict[str, Any]]:
+        """Kept versions of a domain's expert, oldest first; of its first kind that has any by default."""
+        return list(self._ask("GET", _of(name, "versions"), params=_only(kind=kind))["data"])
 
-    def rollback(self, name: str, to: int | None) -> dict[str, Any]:
+    def rollback(self, name: str, to: int | None, kind: str | None = None) -> dict[str, Any]:
         """Serve an earlier version again."""
-        return dict(self._ask("POST", f"/v1/domains/{quote(name, safe='')}/rollback", json={"to": to}))
+        return dict(self._ask("POST", _of(name, "rollback"), json={"to": to}, params=_only(kind=kind)))
 
-    def export_versions(self, name: str) -> bytes:
+    def export_versions(self, name: str, kind: str | None = None) -> bytes:
         """The file of a domain's versions."""
-        return self._send("GET", f"/v1/domains/{quote(name, safe='')}/export").content
+        return self._send("GET", _of(name, "export"), params=_only(kind=kind)).content
 
-    def import_versions(self, name: str, content: bytes, file: str) -> dict[str, Any]:
+    def import_versions(
+        self, name: str, content: bytes, file: str, kind: str | None = None
+    ) -> dict[str, Any]:
         """Serve the versions of an exported file."""
-        path = f"/v1/domains/{quote(name, safe='')}/import"
-        return dict(self._ask("POST", path, content=content, params={"file": file}))
+        params = _only(file=file, kind=kind)
+        return dict(self._ask("POST", _of(name, "import"), content=content, params=params))
+
+
+def _of(domain: str, what: str) -> str:
+    return f"/v1/domains/{quote(domain, safe='')}/{what}"
+
+
+def _only(**params: str | None) -> dict[str, str]:
+    return {name: value for name, value in params.items() if value is not None}

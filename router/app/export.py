@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +13,7 @@ import torch
 from drafts.bank import ExpertBank, expert_logits
 from drafts.eagle3 import Eagle3Head, Eagle3Target, fold_expert, obstacle, read_eagle3, write_eagle3
 from drafts.errors import CheckpointError, ExportError, InvalidValueError, UnknownNameError
+from drafts.expert_key import split_key
 from drafts.version_files import read_served, read_version
 from osd.learn.pretrain_data import Answer, load_shards
 from osd.learn.unroll import unroll
@@ -23,13 +22,14 @@ from osd.serve.embedded import EMBEDDED, embedded_folder
 from osd.serve.load import load_target
 from osd.serve.target import TargetModel
 from osd.types import BASE_DOMAIN
+from router.app.export_adapter import PEFT, export_adapter
+from router.app.new_folder import new_folder
 from router.app.traffic import read_traffic
-from router.bodies.parts import load_trunk
+from router.bodies.parts import load_trunk, trunk_layers
 from router.bodies.prompts import PromptBuilder
 from router.config import PolydraftConfig
 from router.config.packaged import find_traffic
 
-PEFT = "peft"
 PROMPTS, ANSWER_TOKENS = 8, 48
 """Answers of the target that a written head is compared on, and their longest length."""
 
@@ -62,13 +62,13 @@ class Exported:
         folder: Where.
         version: The expert's version, ``None`` where the domain has none and serves the trunk.
         lost: What was left out, as a sentence; ``None`` for an exact export.
-        agreement: How the written head compares.
+        agreement: How the written head compares; ``None`` for an adapter, which is written as it is.
     """
 
     folder: Path
     version: int | None
     lost: str | None
-    agreement: Agreement
+    agreement: Agreement | None
 
 
 def export(
@@ -83,13 +83,14 @@ def export(
         CheckpointError: Trunk or expert cannot be read.
     """
     served = {} if state is None else read_served(state / "versions")
-    known = {BASE_DOMAIN, *(item.name for item in config.domains), *served}
+    known = {BASE_DOMAIN, *(item.name for item in config.domains), *(split_key(key)[0] for key in served)}
     if domain not in known:
         raise UnknownNameError("domain", domain, sorted(known))
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InvalidValueError("--out", str(folder), "a folder that does not exist yet or is empty")
     if form == PEFT:
-        raise ExportError(domain, form, _no_adapter(domain, config))
+        versions = (state or Path()) / "versions"
+        return Exported(folder, export_adapter(domain, folder, config, versions, served), None, None)
     target, tokenizer = load_plain_target(config)
     trunk = load_trunk(config, target)
     if trunk is None:
@@ -99,7 +100,13 @@ def export(
     trunk.check_fits("target", target.output_weight)
     expert = None
     if state is not None and domain in served:
-        expert = read_version(state / "versions", domain, served[domain])
+        version = read_version(state / "versions", domain, served[domain])
+        if version.trunk not in (None, trunk.fingerprint()):
+            raise CheckpointError(
+                f"version {version.number} of {domain} belongs to trunk {version.trunk}, not to "
+                f"{trunk.fingerprint()} (drafts.eagle.trunk)"
+            )
+        expert = version.tensors
         ExpertBank(trunk, config.drafts.eagle.rank, capacity=1).check(expert)
     head = fold_expert(trunk, expert, target.output_weight[trunk.token_ids])
     lost = obstacle(head)
@@ -129,20 +136,17 @@ def compare(
     return Agreement(len(said), *shares)
 
 
-def _no_adapter(domain: str, config: PolydraftConfig) -> str:
-    """Why there is no adapter to write; names the draft that the domain has."""
-    own = next((item.draft for item in config.domains if item.name == domain), None)
-    model = own or config.drafts.model
-    if model is None:
-        return "peft holds adapters of draft models; this domain has an eagle expert (vllm or speculators)"
-    return f"its draft model {model.path} is served as it is and has no adapter"
-
-
 def load_plain_target(config: PolydraftConfig) -> tuple[TargetModel, Any]:
     """The target by the generic forward: nothing is compiled or timed for a few answers."""
     wanted = config.target
     return load_target(
-        wanted.model, "cpu", wanted.dtype, "generic", wanted.cache_dir, quantization=wanted.quantization
+        wanted.model,
+        "cpu",
+        wanted.dtype,
+        "generic",
+        wanted.cache_dir,
+        trunk_layers(config),
+        quantization=wanted.quantization,
     )
 
 
@@ -187,14 +191,7 @@ def _write(
     exact: bool,
 ) -> Agreement:
     """Write beside ``folder``, read back, compare, and only then rename."""
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        part = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    except OSError as error:
-        raise InvalidValueError(
-            "--out", str(folder), f"a folder that can be made ({error.strerror})"
-        ) from None
-    try:
+    with new_folder(folder) as part:
         write_eagle3(part, head, facts, form)
         agreement = compare(head, read_eagle3(part), embedding.float(), answers)
         if exact and agreement.same < SAME:
@@ -202,9 +199,4 @@ def _write(
                 f"{folder.name}: reads back as another head, which agrees with the served one at "
                 f"{agreement.same:.1%} of {agreement.positions} positions"
             )
-        part.chmod(0o755)
-        os.replace(part, folder)
-    except BaseException:
-        shutil.rmtree(part, ignore_errors=True)
-        raise
     return agreement

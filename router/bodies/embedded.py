@@ -132,7 +132,7 @@ class Engine:
         )
         self.costs = LearningCost(self.core, self.parts, self.router)
         self.life = DomainLife(self.core, self.parts, self.router)
-        self.versions = DomainVersions(self.parts.registry, self.parts.bank, self._on_event)
+        self.versions = DomainVersions(self.parts.registry, self.parts.checks(), self._on_event)
         self.state.restore(self)
         self._apply_mode(self._sources(options.sources), options.learn, self._fixed_k(options.k))
         self._loop = EngineLoop(self.core, self.costs.charge)

@@ -29,6 +29,7 @@ from osd.learn.head import EagleHead, TrainableHead
 from osd.learn.scheduler import LearningScheduler
 from osd.serve.target import TargetModel
 from osd.types import BASE_DOMAIN, Event
+from router.bodies.versions import Check
 from router.config import DomainConfig, PolydraftConfig
 
 if TYPE_CHECKING:
@@ -108,13 +109,32 @@ class DraftParts:
         self.mixture.add_domain(name, parent=BASE_DOMAIN, brings=() if own is None else ("model",))
         if self.scheduler is not None:
             self.scheduler.add_domain(name)
-        if self.bank is not None and name not in self.registry.domains():
-            if BASE_DOMAIN in self.registry.domains():
-                self.registry.clone(BASE_DOMAIN, name)
-            else:
-                self.registry.publish(name, self.bank.tensors(name), reason="born as the trunk")
+        if self.bank is not None:
+            self._expert_version(self.bank, name)
         if self.model is not None and name in self.model:
             self._adapter_version(self.model, name)
+
+    def _expert_version(self, bank: ExpertBank, name: str) -> None:
+        """An expert begins with a version: a copy of the base domain's, or the trunk.
+
+        One of another trunk or form than config now names is forgotten. Versions that name no trunk were
+        written before any did; they stay where their form fits.
+        """
+        served = self.registry.current(name)
+        if served is not None:
+            problem = None
+            if served.trunk not in (None, self.registry.trunk):
+                problem = f"they belong to trunk {served.trunk} and this deployment has {self.registry.trunk}"
+            elif not bank.fits(served.tensors):
+                problem = "they are of another form, see drafts.eagle.rank and the trunk's draft vocabulary"
+            if problem is not None:
+                log.warning("domain %s: its expert's versions are dropped, %s; it starts anew", name, problem)
+                self.registry.drop(name)
+                served = None
+        if served is None and self.registry.current(BASE_DOMAIN) is not None:
+            self.registry.clone(BASE_DOMAIN, name)
+        elif served is None:
+            self.registry.publish(name, bank.tensors(name), reason="born as the trunk")
 
     def _adapter_version(self, model: ModelSource, name: str) -> None:
         """An adapter begins with a version: a copy of the base domain's where the model is the same.
@@ -133,6 +153,16 @@ class DraftParts:
             self.registry.clone(base, key)
         elif served is None:
             self.registry.publish(key, model.tensors(name), reason="born as the draft model")
+
+    def checks(self) -> dict[str, Check]:
+        """By kind of expert, what says whether a domain's could be served."""
+        found: dict[str, Check] = {}
+        if self.bank is not None:
+            bank = self.bank
+            found["eagle"] = lambda domain, tensors: bank.check(tensors)
+        if self.model is not None:
+            found["model"] = self.model.check
+        return found
 
     def matrix(self) -> dict[str, dict[str, dict[str, dict[str, float]]]]:
         """Cross-acceptance by kind (``experts``, ``memories``), by draft, by domain of the text."""
@@ -187,8 +217,6 @@ def build_drafts(
         InvalidValueError: A draft that does not fit the target.
         CheckpointError: A trunk file that cannot be used.
     """
-    registry = Registry(versions_dir, keep=config.drafts.keep_versions)
-    parts = DraftParts(Mixture({}, learn=learn), registry, tokenizer=tokenizer)
     built: dict[str, Source] = {}
     own_models = [domain for domain in config.domains if domain.draft is not None]
     parts.configured = {domain.name: domain.draft for domain in config.domains if domain.draft is not None}
@@ -200,6 +228,9 @@ def build_drafts(
         if source is not None:
             built[name] = source
     eagle, model = built.get("eagle"), built.get("model")
+    trunk = eagle.trunk.fingerprint() if isinstance(eagle, EagleSource) else None
+    registry = Registry(versions_dir, keep=config.drafts.keep_versions, trunk=trunk)
+    parts = DraftParts(Mixture({}, learn=learn), registry, tokenizer=tokenizer)
     heads: dict[str, TrainableHead] = {}
     banks: dict[str, Bank] = {}
     if isinstance(eagle, EagleSource):

@@ -41,24 +41,25 @@ def test_a_domain_that_has_versions_goes_on_and_can_roll_back_to_its_own(exporte
     registry = published(Registry(keep=9), 3, "sums")
     version = registry.import_file(exported, "sums")
     assert [(v.number, v.parent) for v in registry.versions("sums")] == [
-        (0, None), (1, 0), (2, 1), (3, 2), (4, 3), (5, 4),
+        (0, None), (1, 0), (2, 1), (3, 2), (4, 2), (5, 4),
     ]  # fmt: skip
-    assert (version.number, registry.rollback("sums").number, registry.rollback("sums").number) == (4, 3, 2)
-    assert torch.equal(registry.current("sums").tensors["down"], weights(2)["down"])  # type: ignore[union-attr]
+    assert (version.number, registry.rollback("sums").number, registry.rollback("sums").number) == (4, 2, 1)
+    assert torch.equal(registry.get("sums", 2).tensors["down"], weights(2)["down"])
 
 
 def test_of_more_versions_than_are_kept_the_served_one_stays(exported: Path, tmp_path: Path) -> None:
     registry = published(Registry(tmp_path / "few", keep=2), 2, "sums")
     version = registry.import_file(exported, "sums")
-    assert [v.number for v in registry.versions("sums")] == [version.parent, version.number]
+    assert [v.number for v in registry.versions("sums")] == [1, version.number]
+    assert (version.parent, registry.rollback("sums").number) == (1, 1)
     assert len(list((tmp_path / "few" / "sums").iterdir())) == 2
 
 
 def test_a_rollback_leads_back_to_what_was_served_before_the_import(exported: Path) -> None:
     registry = published(Registry(keep=3), 2, "sums")
     registry.import_file(exported, "sums")
-    assert [(v.number, v.parent) for v in registry.versions("sums")] == [(1, 0), (2, 1), (3, 2)]
-    assert (registry.rollback("sums").number, registry.rollback("sums").number) == (2, 1)
+    assert [(v.number, v.parent) for v in registry.versions("sums")] == [(1, 0), (3, 1), (4, 3)]
+    assert registry.rollback("sums").number == 1
 
 
 def changed(path: Path, **values: object) -> None:
@@ -163,6 +164,31 @@ def test_on_equal_figures_the_domain_that_stays_keeps_its_expert() -> None:
     before = registry.current("math")
     assert registry.merge("math", "code", {"math": 0.5, "code": 0.5}) is before
     assert (registry.domains(), registry.events()[-1]["better"]) == (["math"], "math")
+
+
+def test_merges_of_several_kinds_are_one_change_or_none() -> None:
+    registry = published(published(Registry(), 2), 3, "code")
+    for domain in ("math.model", "code.model"):
+        registry.publish(domain, weights(1), reason="r")
+    serial = registry.serial
+    first = ("math", "code", {"math": 0.5, "code": 0.6})
+    with pytest.raises(InvalidValueError, match=r"acceptance\.code\.model"):
+        registry.merge_all([first, ("math.model", "code.model", {"math.model": 0.5})])
+    assert (registry.serial, len(registry.domains())) == (serial, 4)
+    figures = {"math.model": 0.5, "code.model": 0.4}
+    versions = registry.merge_all([first, ("math.model", "code.model", figures)])
+    assert [(v.domain, v.number) for v in versions] == [("math", 2), ("math.model", 0)]
+    assert (registry.serial, registry.domains()) == (serial + 1, ["math", "math.model"])
+    assert [event["kind"] for event in registry.events()[-2:]] == ["merge", "merge"]
+
+
+def test_a21_experts_over_different_tables_are_not_merged() -> None:
+    registry = Registry()
+    registry.publish("math", {**weights(1), **TABLE}, reason="r")
+    registry.publish("code", {**weights(2), "token_ids": torch.tensor([1, 4, 8])}, reason="r")
+    with pytest.raises(InvalidValueError, match=r"code\.tensors\.token_ids.*table"):
+        registry.merge("math", "code", {"math": 0.5, "code": 0.6})
+    assert registry.domains() == ["code", "math"]
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,10 @@ from drafts.kinds.lookup import LookupSource
 from drafts.mixture import Mixture
 from drafts.proposal import EMPTY, Proposal
 from osd.serve.layout import PassLayout
-from tests.osd.engine_rig import Branching, Client, Forced, make_engine, prompts, target
+from osd.serve.load import build_target
+from tests.osd.engine_rig import Branching, Client, Forced, greedy, make_engine, prompts, target
 from tests.osd.passes import path_to, plain_logits
-from tests.tiny import VOCAB
+from tests.tiny import VOCAB, tiny_model
 
 DEPTHS = {"base": 0, "math": 1, "code": 4, "tree": 4}
 """How deep is proposed, by domain; ``tree`` also branches."""
@@ -148,3 +149,25 @@ def test_a25_rows_of_1_to_500_tokens_with_trees_of_different_shapes_equal_themse
     assert watched.worst < 1e-4
     assert watched.mixed > 2, "prefill and decoding share passes"
     assert drafter.sizes >= {1, 5, 12}
+
+
+def test_a_pass_never_holds_more_tokens_than_the_target_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    bounded, widths = build_target(tiny_model(), name="bounded"), []
+    forward = bounded.forward
+
+    def counted(cache, rows):
+        widths.append(sum(len(row.tokens) for row in rows))
+        return forward(cache, rows)
+
+    monkeypatch.setattr(bounded, "forward", counted)
+    bounded.most_tokens = 12
+    texts = prompts(4, seed=3, lengths=(15,))
+    truth = {tuple(text): greedy(text, 50, stop=()) for text in texts}
+    source = Forced(lambda row, limit: truth[tuple(row.tokens[:15])][row.output_length :][:limit])
+    client = Client(make_engine(source, target=bounded, prefill_chunk=600))
+    for index, text in enumerate(texts):
+        client.submit(str(index), text, max_tokens=50, ignore_eos=True)
+    client.run()
+    assert max(widths) == 12
+    for index, text in enumerate(texts):
+        assert client.outcomes[str(index)].record.output_ids == tuple(truth[tuple(text)])

@@ -142,3 +142,23 @@ def test_a_child_has_the_records_and_goes_its_own_way() -> None:
     assert len(child.training) + len(child.held) == 13
     assert not buffer.training
     assert not buffer.held
+
+
+def test_records_of_another_trunk_or_width_are_refused_and_those_of_an_unnamed_one_are_taken() -> None:
+    buffer = DomainBuffer(BufferConfig(), trunk="00ff")
+    buffer.add(record(0))
+    state = buffer.state()
+    for other, width, message in (
+        (DomainBuffer(BufferConfig(), trunk="00fe"), None, "trunk 00ff, this deployment has 00fe"),
+        (DomainBuffer(BufferConfig(), trunk="00ff"), 5, "width"),
+    ):
+        with pytest.raises(CheckpointError, match=message):
+            other.load_state(state, width)
+        assert (other.training, other.held, other.arrived) == ([], [], 0)
+    without = DomainBuffer(BufferConfig())
+    without.load_state(state)
+    assert (without.trunk, without.copy().trunk, without.arrived) == ("00ff", "00ff", 1)
+    del state["trunk"]
+    named = DomainBuffer(BufferConfig(), trunk="00fe")
+    named.load_state(state)
+    assert (named.trunk, named.arrived) == ("00fe", 1)

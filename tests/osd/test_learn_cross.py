@@ -92,6 +92,14 @@ def test_a_merge_keeps_the_expert_that_is_better_on_both_and_joins_the_buffers()
     buffer.check()
 
 
+def test_only_kinds_that_both_domains_have_are_merged() -> None:
+    rig = specialised()
+    rig.learning.heads["model"] = rig.head
+    rig.registry.publish("math.model", {"lora_A": torch.ones(2)}, reason="born")
+    assert set(merge_domains(rig.learning, "code", "math")) == {"eagle"}
+    assert rig.registry.domains() == ["code", "math.model"]
+
+
 def test_a_merge_without_records_or_with_itself_changes_nothing() -> None:
     rig = Rig("math", "code")
     for name in ("math", "code"):

@@ -304,3 +304,22 @@ def test_a_domain_may_be_kept_from_learning() -> None:
     rig.learning.overrides["code"] = rig.learning.config.model_copy(update={"enabled": False})
     rig.serve(range(8), "code")
     assert "code" not in rig.learning.domains
+
+
+def test_a_rollback_that_cannot_be_done_is_an_event_and_learning_goes_on() -> None:
+    rig = Rig()
+    rig.registry.keep = 1
+    rig.serve(range(40))
+    good = rig.registry.current("math")
+    assert good is not None
+    noise = {n: torch.randn_like(t) if t.is_floating_point() else t for n, t in good.tensors.items()}
+    noisy = rig.registry.publish("math", noise, reason="a test of the guard")
+    rig.follower.adopt()
+    rig.serve(range(40, 60))
+    failed = [event for event in rig.events if event.kind == "rollback_failed"]
+    assert len(failed) == 1
+    assert "earlier one still kept" in failed[0].reason
+    assert rig.learning.counts["rolled_back"] == 0
+    current = rig.registry.current("math")
+    assert current is not None
+    assert current.number > noisy.number

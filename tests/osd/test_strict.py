@@ -242,6 +242,13 @@ def test_compiled_passes_that_depend_on_neighbours_are_not_used(monkeypatch: pyt
 
 
 @COMPILED
+def test_the_engine_is_told_how_much_a_strict_pass_holds() -> None:
+    strict = build_target(fitting_model(), name="tiny", numerics="strict")
+    assert isinstance(strict, NativeTarget)
+    assert strict.most_tokens == strict.limit
+
+
+@COMPILED
 def test_a_strict_pass_never_falls_back_to_the_library() -> None:
     target = NativeTarget(fitting_model(), name="tiny", feature_layers=None, strict=True)
     target.limit = 8

@@ -33,8 +33,11 @@ from tests.tiny import tiny_model
 
 @pytest.fixture(scope="module")
 def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    target = build_target(tiny_model("llama", vocab_size=len(SPECIAL) + 256), name="tiny")
-    file: Path = tmp_path_factory.mktemp("trunk") / "trunk.safetensors"
+    return assessed(tmp_path_factory.mktemp("trunk") / "trunk.safetensors", "cpu")
+
+
+def assessed(file: Path, device: str) -> dict[str, Any]:
+    target = build_target(tiny_model("llama", vocab_size=len(SPECIAL) + 256).to(device), name="tiny")
     Trunk.fresh(head_shape(target), torch.arange(3, 259, 2)).save(file)
     drafts = {"sources": ["lookup", "ngram", "eagle"], "eagle": {"trunk": str(file)}}
     config = PolydraftConfig.model_validate({**CONFIG, "drafts": drafts})
@@ -156,3 +159,33 @@ def test_the_command_prints_verdicts_and_writes_json(tmp_path: Path, monkeypatch
     assert written["routing"]["prompts"] == 2
     assert "trunk" not in written["options"]
     assert written["verdicts"]["memories"]["words"] in found.output
+
+
+def test_the_command_keeps_the_layers_that_the_trunk_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(*places: Any, **_: Any) -> Any:
+        layers = places[5] if len(places) > 5 else None
+        model = tiny_model("llama", vocab_size=len(SPECIAL) + 256)
+        return build_target(model, name="tiny", feature_layers=layers), byte_tokenizer()
+
+    monkeypatch.setattr("osd.serve.load.load_target", load)
+    monkeypatch.setattr("router.mind.router.SentenceEncoder", lambda *_, **__: WordEncoder())
+    default = load()[0]
+    other = load(*[None] * 5, (1, 2))[0]
+    assert other.feature_layers != default.feature_layers
+    trunk, traffic, config = tmp_path / "trunk", tmp_path / "my.jsonl", tmp_path / "my.yaml"
+    Trunk.fresh(head_shape(other), torch.arange(3, 259, 2)).save(trunk)
+    traffic.write_text(json.dumps({"prompt": "boat sail harbour"}))
+    drafts = {"sources": ["lookup", "eagle"], "eagle": {"trunk": str(trunk)}}
+    config.write_text(json.dumps({**CONFIG, "drafts": drafts}))
+    command = ["assess", str(traffic), "--config", str(config), "--max-tokens", "8"]
+    found = CliRunner().invoke(cli.app, command, catch_exceptions=False)
+    assert "trunk" in found.output
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_target_on_a_device_is_assessed(tmp_path: Path) -> None:
+    found = assessed(tmp_path / "trunk.safetensors", "cuda")
+    assert set(found["experts"]) == {"trunk", "routed_experts", "shared_expert"}

@@ -98,6 +98,11 @@ def test_a22_a_padded_draft_is_registered_drafts_and_comes_back_after_a_restart(
         assert running.parts.model.describe("ships")["model"] == own
         plain = running.generate("ship mast", domain="ships", max_tokens=24, ignore_eos=True, k=0)
         assert answer.text == plain.text
+        assert [row["number"] for row in running.versions.rows("ships")] == [0]
+        content = client.get("/v1/domains/boats/export").content
+        imported = client.post("/v1/domains/trees/import", content=content)
+        assert (imported.status_code, imported.json()["number"]) == (200, 1)
+        assert client.post("/v1/domains/trees/rollback", json={}).json()["number"] == 0
     with engine() as again:
         assert again.parts.model.describe("ships")["model"] == own
         assert again.parts.model.describe("boats")["model"] != own

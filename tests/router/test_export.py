@@ -6,8 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
+from drafts.adapters import AdapterBank
 from drafts.bank import ExpertBank
 from drafts.eagle3 import Eagle3Head, read_eagle3
 from drafts.errors import CheckpointError, ExportError, InvalidValueError, UnknownNameError
@@ -41,6 +44,12 @@ def trunk_file(folder: Path, bias: float = 0.0) -> Path:
 def config(folder: Path, bias: float = 0.0, **changes: Any) -> PolydraftConfig:
     drafts = {"sources": ["eagle"], "eagle": {"trunk": str(trunk_file(folder, bias)), "rank": 2}}
     return PolydraftConfig.model_validate({**CONFIG, "drafts": drafts, **changes})
+
+
+def blank_expert(folder: Path) -> dict[str, torch.Tensor]:
+    bank = ExpertBank(Trunk.load(folder / "trunk.safetensors"), rank=2, capacity=1)
+    bank.add("boats")
+    return bank.tensors("boats")
 
 
 def publish(state: Path, domain: str, bias: float = 0.0) -> None:
@@ -120,6 +129,9 @@ def test_what_cannot_be_exported_is_refused_with_the_reason(
     with pytest.raises(ExportError, match=r"boats as peft: .*eagle expert"):
         app.export("boats", "peft", out, settings, None, False)
     own = {"name": "boats", "examples": ["boat"], "draft": {"kind": "model", "path": "some/draft"}}
+    with pytest.raises(ExportError, match=r"some/draft has no version"):
+        app.export("boats", "peft", out, config(tmp_path, domains=[own]), None, False)
+    own["draft"] |= {"rank": 0}  # type: ignore[operator]
     with pytest.raises(ExportError, match=r"some/draft .* no adapter"):
         app.export("boats", "peft", out, config(tmp_path, domains=[own]), None, False)
     shipped = PolydraftConfig.model_validate(CONFIG)
@@ -162,9 +174,87 @@ def test_the_command_says_what_it_wrote(tmp_path: Path, monkeypatch: pytest.Monk
         CliRunner().invoke(cli.app, [*words[:3], "onnx", *words[4:]], catch_exceptions=False)
 
 
+def test_the_target_keeps_the_layers_that_the_trunk_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(*places: Any, **_: Any) -> Any:
+        model = tiny_model("llama", vocab_size=259, eos_token_id=None)
+        layers = places[5] if len(places) > 5 else None
+        return build_target(model, name="tiny", forward="generic", feature_layers=layers), byte_tokenizer()
+
+    monkeypatch.setattr(app, "load_target", load)
+    settings = config(tmp_path)
+    Trunk.fresh(head_shape(load(*[None] * 5, (1, 3))[0]), IDS).save(tmp_path / "trunk.safetensors")
+    assert TARGET.feature_layers != (1, 3)
+    done = app.export("boats", "vllm", tmp_path / "out", settings, None, False)
+    assert done.agreement is not None
+    assert done.agreement.same == 1.0
+
+
+def test_an_expert_of_another_trunk_is_refused(tmp_path: Path) -> None:
+    settings, state = config(tmp_path), tmp_path / "state"
+    Registry(state / "versions", trunk="another").publish("boats", blank_expert(tmp_path), reason="born")
+    with pytest.raises(CheckpointError, match="belongs to trunk another, not to"):
+        app.export("boats", "vllm", tmp_path / "out", settings, state, False)
+
+
 def test_a_trunk_of_another_target_is_refused(tmp_path: Path) -> None:
     settings = config(tmp_path)
     other = dataclasses.replace(head_shape(TARGET), vocab_size=300)
     Trunk.fresh(other, IDS).save(tmp_path / "trunk.safetensors")
     with pytest.raises(CheckpointError, match=r"target: shape \(259, 32\).*\(300, 32\)"):
         app.export("boats", "vllm", tmp_path / "out", settings, None, False)
+
+
+def adapted(folder: Path) -> tuple[PolydraftConfig, AdapterBank]:
+    """A config with a draft model, and a state folder that serves version 1 of its adapter for boats."""
+    path = folder / "draft"
+    model = tiny_model("llama", vocab_size=259, seed=1)
+    model.save_pretrained(path)
+    byte_tokenizer().save_pretrained(path)
+    bank = AdapterBank(model, 4)
+    bank.add("boats")
+    registry = Registry(folder / "state" / "versions")
+    registry.publish("boats.model", bank.tensors("boats"), reason="born")
+    generator = torch.Generator().manual_seed(4)
+    tensors = {
+        name: torch.randn(t.shape, generator=generator) if name.endswith("lora_B") else t
+        for name, t in bank.tensors("boats").items()
+    }
+    bank.load("boats", tensors)
+    registry.publish("boats.model", tensors, reason="learned")
+    drafts = {"sources": ["model"], "model": {"path": str(path), "rank": 4, "device": "cpu"}}
+    return PolydraftConfig.model_validate({**CONFIG, "drafts": drafts}), bank
+
+
+def test_peft_reads_the_adapter_that_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router.app.export_adapter.load_tokenizer", lambda *_: byte_tokenizer())
+    settings, bank = adapted(tmp_path)
+    monkeypatch.setattr("router.config.load_config", lambda name: settings)
+    out, state = tmp_path / "out", tmp_path / "state"
+    words = ["export", "boats", "--format", "peft", "--out", str(out), "--state", str(state)]
+    result = CliRunner().invoke(cli.app, words, catch_exceptions=False)
+    assert f"boats: version 1 written to {out}" in result.output.replace("\n", "")
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "draft")
+    ids = torch.tensor([[5, 9, 200, 7, 41]])
+    with torch.no_grad():
+        plain = base(input_ids=ids).logits
+        read = PeftModel.from_pretrained(base, out).eval()(input_ids=ids).logits
+        served = bank.model(input_ids=ids, adapter_names=[bank.name("boats")]).logits
+    torch.testing.assert_close(read, served)
+    assert (served - plain).abs().max() > 1e-2
+
+
+def test_an_adapter_of_other_weights_is_refused_and_an_experts_key_is_no_domain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.app.export_adapter.load_tokenizer", lambda *_: byte_tokenizer())
+    settings, _ = adapted(tmp_path)
+    out, state = tmp_path / "out", tmp_path / "state"
+    for form in ("vllm", "peft"):
+        with pytest.raises(UnknownNameError, match="known: base, boats, trees"):
+            app.export("boats.model", form, out, settings, state, False)
+    tiny_model("llama", vocab_size=259, seed=2).save_pretrained(tmp_path / "draft")
+    with pytest.raises(CheckpointError, match="other weights"):
+        app.export("boats", "peft", out, settings, state, False)
+    assert not out.exists()

@@ -58,6 +58,7 @@ def _run(loaded: Any, items: Any, settings: Any, console: Any, config: str) -> d
     from osd.serve.load import load_target
     from router.app.assess import assess as run_assess
     from router.app.provenance import provenance
+    from router.bodies.parts import trunk_layers
     from router.mind.router import Router
 
     console.print("loading the target model and the router")
@@ -68,6 +69,7 @@ def _run(loaded: Any, items: Any, settings: Any, console: Any, config: str) -> d
         wanted.dtype,
         wanted.forward,
         wanted.cache_dir,
+        trunk_layers(loaded),
         quantization=wanted.quantization,
         numerics=wanted.numerics,
         graphs=wanted.graphs,

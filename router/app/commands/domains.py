@@ -12,6 +12,7 @@ from router.app.client_url import DEFAULT_URL
 app = typer.Typer(no_args_is_help=True, help="Domains of the running server and their drafts' versions.")
 
 Url = Annotated[str, typer.Option(envvar="POLYDRAFT_URL", help="Base URL of the running server.")]
+Kind = Annotated[str | None, typer.Option(help="eagle or model; else the domain's first that has versions.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
@@ -78,7 +79,10 @@ def remove(name: Annotated[str, typer.Argument(help="Domain to forget.")], url: 
 
 @app.command()
 def versions(
-    name: Annotated[str, typer.Argument(help="The domain.")], url: Url = DEFAULT_URL, as_json: AsJson = False
+    name: Annotated[str, typer.Argument(help="The domain.")],
+    kind: Kind = None,
+    url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
 ) -> None:
     """List the kept versions of a domain's expert: parent, score and why each was published.
 
@@ -88,7 +92,7 @@ def versions(
     """
     from router.app.client import Client
 
-    rows = Client(url).versions(name)
+    rows = Client(url).versions(name, kind)
     if as_json:
         _print_json(rows)
     else:
@@ -99,6 +103,7 @@ def versions(
 def rollback(
     name: Annotated[str, typer.Argument(help="The domain.")],
     to: Annotated[int | None, typer.Option(help="Version to serve; else the served one's parent.")] = None,
+    kind: Kind = None,
     url: Url = DEFAULT_URL,
 ) -> None:
     """Serve an earlier version of a domain's expert again, from the next step on.
@@ -109,13 +114,14 @@ def rollback(
     """
     from router.app.client import Client
 
-    typer.echo(f"{name} serves version {Client(url).rollback(name, to)['number']}")
+    typer.echo(f"{name} serves version {Client(url).rollback(name, to, kind)['number']}")
 
 
 @app.command("export")
 def export_versions(
     name: Annotated[str, typer.Argument(help="The domain.")],
     file: Annotated[Path, typer.Argument(help="File to write; one that exists is replaced.")],
+    kind: Kind = None,
     url: Url = DEFAULT_URL,
 ) -> None:
     """Write the kept versions of a domain's expert to one file.
@@ -127,7 +133,7 @@ def export_versions(
     from drafts.checkpoint import write_atomically
     from router.app.client import Client
 
-    content = Client(url).export_versions(name)
+    content = Client(url).export_versions(name, kind)
     write_atomically(file, content)
     typer.echo(f"wrote {file} ({len(content)} bytes)")
 
@@ -136,9 +142,10 @@ def export_versions(
 def import_versions(
     name: Annotated[str, typer.Argument(help="A registered domain, of whatever name in the file.")],
     file: Annotated[Path, typer.Argument(help="What export wrote, here or on a server of the same trunk.")],
+    kind: Kind = None,
     url: Url = DEFAULT_URL,
 ) -> None:
-    """Serve the versions of an exported file; a rollback leads back to those that the domain has.
+    """Serve the versions of an exported file; a rollback leads back to the one that is served now.
 
     [bold]Example[/bold]
 
@@ -151,7 +158,8 @@ def import_versions(
         content = file.read_bytes()
     except OSError as error:
         raise InvalidValueError("FILE", str(file), f"a readable file ({error})") from None
-    typer.echo(f"{name} serves version {Client(url).import_versions(name, content, file.name)['number']}")
+    served = Client(url).import_versions(name, content, file.name, kind)
+    typer.echo(f"{name} serves version {served['number']}")
 
 
 def stats(

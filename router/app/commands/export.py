@@ -27,7 +27,8 @@ def export(
     """Write a domain's draft as a folder that another engine loads.
 
     vllm and speculators are an EAGLE-3 head with the domain's deltas folded in and its table of draft
-    ids (d2t, t2d); peft is the adapter of a draft model. A server may run on the state folder meanwhile.
+    ids (d2t, t2d); peft is the domain's adapter of its draft model. A server may run on the state folder
+    meanwhile.
 
     [bold]Examples[/bold]
 
@@ -38,8 +39,8 @@ def export(
     """
     from drafts.eagle3 import FORMATS
     from drafts.errors import UnknownNameError
-    from router.app.export import PEFT
     from router.app.export import export as write
+    from router.app.export_adapter import PEFT
     from router.config import load_config
 
     if form not in (*FORMATS, PEFT):
@@ -51,6 +52,8 @@ def export(
     if done.lost is not None:
         typer.echo(f"left out: {done.lost}")
     found = done.agreement
+    if found is None:
+        return
     typer.echo(
         f"draft tokens at {found.positions} positions of the target's answers: {found.same:.1%} as served, "
         f"{found.written:.1%} accepted ({found.served:.1%} as served)"
