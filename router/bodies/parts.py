@@ -219,7 +219,6 @@ def build_drafts(
     """
     built: dict[str, Source] = {}
     own_models = [domain for domain in config.domains if domain.draft is not None]
-    parts.configured = {domain.name: domain.draft for domain in config.domains if domain.draft is not None}
     own_sources = [name for domain in config.domains for name in domain.sources or ()] if add_own else []
     for name in dict.fromkeys([*sources, *own_sources, *(["model"] if own_models else [])]):
         if name not in kinds.names():
@@ -231,6 +230,7 @@ def build_drafts(
     trunk = eagle.trunk.fingerprint() if isinstance(eagle, EagleSource) else None
     registry = Registry(versions_dir, keep=config.drafts.keep_versions, trunk=trunk)
     parts = DraftParts(Mixture({}, learn=learn), registry, tokenizer=tokenizer)
+    parts.configured = {domain.name: domain.draft for domain in config.domains if domain.draft is not None}
     heads: dict[str, TrainableHead] = {}
     banks: dict[str, Bank] = {}
     if isinstance(eagle, EagleSource):
