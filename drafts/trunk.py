@@ -16,6 +16,7 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -235,20 +236,37 @@ class Trunk:
             CheckpointError: The file is missing, damaged, of another format, or lacks a tensor; the
                 message names it.
         """
-        try:
-            with safe_open(path, framework="pt") as file:
-                metadata = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except (OSError, SafetensorError) as error:
-            raise CheckpointError(f"{path.name}: cannot be read ({error})") from error
-        if metadata.get("format") != FORMAT:
-            raise CheckpointError(f"{path.name}: format {metadata.get('format')!r}, expected {FORMAT!r}")
+        shape, tensors = _read(path, lambda file: {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
         if "token_ids" not in tensors:
             raise CheckpointError(f"{path.name}: lacks token_ids, the table of the draft vocabulary")
-        fields = json.loads(metadata["shape"])
-        fields["feature_layers"] = tuple(fields["feature_layers"])
         token_ids = tensors.pop("token_ids").to(torch.int64)
-        return cls(HeadShape(**fields), token_ids, {n: t.float() for n, t in tensors.items()})
+        return cls(shape, token_ids, {n: t.float() for n, t in tensors.items()})
+
+    @staticmethod
+    def read_shape(path: Path) -> HeadShape:
+        """The dimensions of a trunk in a file, without its weights.
+
+        Raises:
+            CheckpointError: The file is missing, damaged or of another format.
+        """
+        return _read(path, lambda file: {})[0]
+
+
+def _read(
+    path: Path, take: Callable[[Any], dict[str, torch.Tensor]]
+) -> tuple[HeadShape, dict[str, torch.Tensor]]:
+    """The shape that a trunk's file names, and what ``take`` takes of the file."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = take(file)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path.name}: cannot be read ({error})") from error
+    if metadata.get("format") != FORMAT:
+        raise CheckpointError(f"{path.name}: format {metadata.get('format')!r}, expected {FORMAT!r}")
+    fields = json.loads(metadata["shape"])
+    fields["feature_layers"] = tuple(fields["feature_layers"])
+    return HeadShape(**fields), tensors
 
 
 def check_token_ids(token_ids: torch.Tensor, vocab_size: int, name: str = "token_ids") -> None:

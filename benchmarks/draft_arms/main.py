@@ -20,11 +20,11 @@ from draft_arms.show import show
 from drafts.errors import InvalidValueError
 from drafts.kinds.eagle import EagleSource
 from drafts.trunk import Trunk
-from osd.serve.load import load_target
 from router.app.provenance import provenance
 from router.app.traffic import TrafficItem, read_traffic
 from router.bodies.embedded import COST_COUNTS
 from router.bodies.prompts import PromptBuilder
+from router.bodies.target import configured_target, trunk_layers
 from router.config import PolydraftConfig, load_config
 from router.mind.router import Router
 
@@ -103,10 +103,7 @@ def measure_arms(arguments: argparse.Namespace) -> dict[str, Any]:
     groups = by_label(arguments.traffic, arguments.limit, arguments.per_label, arguments.labels)
     loaded = load_config(arguments.config)
     config, groups = with_label_domains(_frozen_router(loaded), groups, arguments.examples)
-    wanted = config.target
-    target, tokenizer = load_target(
-        wanted.model, wanted.device, wanted.dtype, wanted.forward, wanted.cache_dir, numerics=wanted.numerics
-    )
+    target, tokenizer = configured_target(config, trunk_layers(config))
     router = Router.from_config(config.router, config.domains, learn=False)
     try:
         return serve_arms(arguments, config, groups, target, tokenizer, router)

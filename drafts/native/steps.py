@@ -214,17 +214,15 @@ def enter(a):
 
 
 @jit
-def decoded_at(a, entry, number, weights, scratch):
-    """Where a tile's weights are read for a chunk: the first chunk has left them in scratch, decoded."""
-    if number > 0 and a[MATRIX] == BFLOAT16 and entry[DECODED] != 0:
-        return scratch
-    return weights
+def is_decoded(a, entry, number):
+    """Whether a chunk's tile lies in scratch, decoded: the first chunk has left it there for the others."""
+    return number > 0 and a[MATRIX] == BFLOAT16 and entry[DECODED] != 0
 
 
 @jit
-def kernel_of(a, entry, number, padded):
-    """The kernel for a chunk's rows; after the first chunk, the one for weights that are decoded."""
-    if number > 0 and a[MATRIX] == BFLOAT16 and entry[DECODED] != 0:
+def kernel_of(a, entry, padded, ready):
+    """The kernel for a chunk's rows; where weights are decoded, the one for those."""
+    if ready:
         return integers(entry[DECODED])[padded]
     return integers(entry[KERNELS] + 8 * a[KERNEL_SHIFT])[padded]
 
@@ -245,8 +243,9 @@ def multiply(a, shape, weights, bias, x, inputs, chunks, out, stride, private, t
         first, rows, padded, before = chunk_of(table, number)
         into = out + 4 * (first * stride + 32 * tile)
         inputs_at = x + wide * before * inputs
-        at = decoded_at(a, entry, number, weights + tile * size, scratch)
-        call6(kernel_of(a, entry, number, padded), at, inputs_at, into, 4 * stride, entry[GROUPS], scratch)
+        ready = is_decoded(a, entry, number)
+        at = scratch if ready else weights + tile * size
+        call6(kernel_of(a, entry, padded, ready), at, inputs_at, into, 4 * stride, entry[GROUPS], scratch)
         if bias != 0 or a[ROUND] != 0:
             for row in range(rows):
                 if bias != 0:
@@ -283,9 +282,10 @@ def gated(a, shape, weights, bias, x, private, chunks, active, thread, deltas):
         at = weights + 2 * pair * size
         first, rows, padded, before = chunk_of(table, number)
         inputs = x + wide * before * a[HIDDEN]
-        kernel = kernel_of(a, entry, number, padded)
-        gates = decoded_at(a, entry, number, at, scratch)
-        ups = decoded_at(a, entry, number, at + size, second)
+        ready = is_decoded(a, entry, number)
+        kernel = kernel_of(a, entry, padded, ready)
+        gates = scratch if ready else at
+        ups = second if ready else at + size
         call6(kernel, gates, inputs, gate, 128, entry[GROUPS], scratch)
         call6(kernel, ups, inputs, up, 128, entry[GROUPS], second)
         if bias != 0:

@@ -17,7 +17,18 @@ ROWS = 128
 """Rows per piece: their logits stay in cache."""
 
 
-class _FusedForwardKL(torch.autograd.Function):
+class _Stored(torch.autograd.Function):
+    """A loss whose gradients in hidden and bias, its first two inputs, were taken on the way forward."""
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Scale the stored gradients."""
+        grad_hidden, grad_bias = ctx.saved_tensors
+        others = [None] * (len(ctx.needs_input_grad) - 2)
+        return (grad_hidden * grads[0], grad_bias * grads[0], *others)
+
+
+class _FusedForwardKL(_Stored):
     """Mean of :func:`osd.learn.losses.forward_kl` over rows; differentiable in hidden and bias."""
 
     @staticmethod
@@ -59,12 +70,6 @@ class _FusedForwardKL(torch.autograd.Function):
         ctx.save_for_backward(grad_hidden.div_(count), grad_bias.div_(count))
         return (loss / count).float()
 
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Scale the stored gradients."""
-        grad_hidden, grad_bias = ctx.saved_tensors
-        return grad_hidden * grads[0], grad_bias * grads[0], None, None, None, None
-
 
 def mean_forward_kl(
     hidden: torch.Tensor, bias: torch.Tensor, weight: torch.Tensor, target: SparseTarget
@@ -76,7 +81,7 @@ def mean_forward_kl(
     return loss
 
 
-class _FusedLoss(torch.autograd.Function):
+class _FusedLoss(_Stored):
     """Mean of a loss of :data:`osd.learn.losses.LOSSES` over rows; differentiable in hidden and bias."""
 
     @staticmethod
@@ -105,12 +110,6 @@ class _FusedLoss(torch.autograd.Function):
             grad_hidden[rows] = (grad.to(weight.dtype) @ weight).to(hidden.dtype)
         ctx.save_for_backward(grad_hidden.div_(count), grad_bias.div_(count))
         return (total / count).float()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Scale the stored gradients."""
-        grad_hidden, grad_bias = ctx.saved_tensors
-        return grad_hidden * grads[0], grad_bias * grads[0], None, None, None
 
 
 def mean_loss(

@@ -181,13 +181,6 @@ def rank_vocabulary(answers: Sequence[Answer], vocab_size: int, always: Sequence
     return weight.sort(descending=True, stable=True).indices
 
 
-def choose_vocabulary(
-    answers: Sequence[Answer], size: int, vocab_size: int, always: Sequence[int]
-) -> torch.Tensor:
-    """Ids of a draft vocabulary of ``size``, int64, ascending; see :func:`rank_vocabulary`."""
-    return rank_vocabulary(answers, vocab_size, always)[:size].sort().values
-
-
 def coverage(answers: Sequence[Answer], token_ids: torch.Tensor) -> float:
     """Share of answer tokens that lie in the draft vocabulary."""
     inside = sum(int(torch.isin(a.tokens[a.prompt_length :], token_ids).sum()) for a in answers)

@@ -19,14 +19,14 @@ from osd.learn.pretrain_data import Answer, load_shards
 from osd.learn.unroll import unroll
 from osd.serve.collect import Prompt, collect
 from osd.serve.embedded import EMBEDDED, embedded_folder
-from osd.serve.load import load_target
 from osd.serve.target import TargetModel
 from osd.types import BASE_DOMAIN
 from router.app.export_adapter import PEFT, export_adapter
 from router.app.new_folder import new_folder
 from router.app.traffic import read_traffic
-from router.bodies.parts import load_trunk, trunk_layers
+from router.bodies.parts import load_trunk
 from router.bodies.prompts import PromptBuilder
+from router.bodies.target import configured_target, trunk_layers
 from router.config import PolydraftConfig
 from router.config.packaged import find_traffic
 
@@ -138,16 +138,7 @@ def compare(
 
 def load_plain_target(config: PolydraftConfig) -> tuple[TargetModel, Any]:
     """The target by the generic forward: nothing is compiled or timed for a few answers."""
-    wanted = config.target
-    return load_target(
-        wanted.model,
-        "cpu",
-        wanted.dtype,
-        "generic",
-        wanted.cache_dir,
-        trunk_layers(config),
-        quantization=wanted.quantization,
-    )
+    return configured_target(config, trunk_layers(config), device="cpu", forward="generic", numerics="fast")
 
 
 def prompts_of(domain: str, config: PolydraftConfig) -> list[str]:

@@ -22,10 +22,10 @@ from osd.learn.pretrain_state import Epoch
 from osd.lent import Lent
 from osd.serve.collect import Prompt, collect
 from osd.serve.lend import lend
-from osd.serve.load import load_target
 from osd.serve.target import TargetModel
 from router.app.pretrain_facts import prompt_of, provenance_of
 from router.app.pretrain_prompts import read_prompts
+from router.bodies.target import configured_target
 from router.config import PolydraftConfig
 
 DRAWN_TEMPERATURE = 0.7
@@ -106,20 +106,9 @@ def pretrain(deployment: PolydraftConfig, run: PretrainRun, console: Console) ->
 
 
 def _target(deployment: PolydraftConfig, run: PretrainRun) -> tuple[TargetModel, Any]:
-    wanted = deployment.target
     if deployment.engine.threads is not None:
         torch.set_num_threads(deployment.engine.threads)
-    target, tokenizer = load_target(
-        wanted.model,
-        wanted.device,
-        wanted.dtype,
-        wanted.forward,
-        wanted.cache_dir,
-        run.collect_layers or run.training.layers,
-        quantization=wanted.quantization,
-        numerics=wanted.numerics,
-        graphs=wanted.graphs,
-    )
+    target, tokenizer = configured_target(deployment, run.collect_layers or run.training.layers)
     longest = run.max_prompt + max(run.max_tokens, run.drawn_tokens)
     if longest > target.max_positions:
         raise InvalidValueError(

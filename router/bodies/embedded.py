@@ -21,7 +21,6 @@ from osd.ports import Observer
 from osd.serve.controller import StepCosts
 from osd.serve.engine import Engine as Core
 from osd.serve.engine import EngineSettings
-from osd.serve.load import load_target
 from osd.serve.params import check_params
 from osd.serve.row import Submission
 from osd.serve.target import TargetModel
@@ -31,10 +30,11 @@ from router.bodies.domains import DomainLife
 from router.bodies.handle import RequestHandle
 from router.bodies.learning_cost import LearningCost
 from router.bodies.loop import EngineLoop
-from router.bodies.parts import build_drafts, trunk_layers
+from router.bodies.parts import build_drafts
 from router.bodies.prompts import PromptBuilder
 from router.bodies.sampling import sampling_params
 from router.bodies.state import StateKeeper
+from router.bodies.target import configured_target, trunk_layers
 from router.bodies.token_text import TokenBytes
 from router.bodies.versions import DomainVersions
 from router.config import PolydraftConfig, load_config
@@ -160,18 +160,7 @@ class Engine:
         def load() -> Engine:
             if loaded.engine.threads is not None:
                 torch.set_num_threads(loaded.engine.threads)
-            wanted = loaded.target
-            target, tokenizer = load_target(
-                wanted.model,
-                wanted.device,
-                wanted.dtype,
-                wanted.forward,
-                wanted.cache_dir,
-                trunk_layers(loaded),
-                quantization=wanted.quantization,
-                numerics=wanted.numerics,
-                graphs=wanted.graphs,
-            )
+            target, tokenizer = configured_target(loaded, trunk_layers(loaded))
             return cls(loaded, target, tokenizer, options, thread)
 
         try:

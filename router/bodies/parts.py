@@ -344,21 +344,6 @@ def _build_eagle(config: PolydraftConfig, target: TargetModel) -> EagleSource | 
     )
 
 
-def trunk_layers(config: PolydraftConfig) -> tuple[int, ...] | None:
-    """Target layers that the deployment's trunk reads and the target has to keep; ``None``: no trunk.
-
-    Raises:
-        CheckpointError: A trunk file that cannot be used.
-    """
-    own = (name for domain in config.domains for name in domain.sources or ())
-    path = config.drafts.eagle.trunk
-    if "eagle" not in {*config.drafts.sources, *own}:
-        return None
-    if path == EMBEDDED:
-        return Trunk.load(TRUNK).shape.feature_layers if config.target.model == EMBEDDED else None
-    return Trunk.load(Path(path)).shape.feature_layers
-
-
 def _build_model(
     config: PolydraftConfig, tokenizer: Any, own_models: Sequence[DomainConfig]
 ) -> Source | None:

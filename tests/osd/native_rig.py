@@ -57,6 +57,11 @@ def close(found: torch.Tensor, expected: torch.Tensor) -> bool:
     return bool((found - expected).abs().max() <= TOLERANCE * max(1.0, 0.1 * float(expected.abs().max())))
 
 
+def error(found: torch.Tensor, exact: torch.Tensor) -> float:
+    """Of the whole, relative to what is exact."""
+    return float((found.float() - exact.float()).norm() / exact.float().norm())
+
+
 @dataclass
 class Calls:
     """Counts the passes that ran in compiled code."""

@@ -13,7 +13,7 @@ from osd.serve.lean import LeanTarget
 from osd.serve.native import NativeTarget
 from osd.serve.probe import probe
 from osd.serve.target import PassRow
-from tests.osd.native_rig import TREE, coded_model, fitting_model, native
+from tests.osd.native_rig import TREE, coded_model, error, fitting_model, native
 from tests.osd.passes import feed, random_text
 
 pytestmark = pytest.mark.skipif(
@@ -55,10 +55,6 @@ def texts() -> list[list[int]]:
         random_text(length + more, seed=slot)
         for slot, (length, more) in enumerate(zip(LENGTHS, LATER, strict=True))
     ]
-
-
-def error(found: torch.Tensor, exact: torch.Tensor) -> float:
-    return float((found.float() - exact.float()).norm() / exact.float().norm())
 
 
 def check_errors(target: NativeTarget, model) -> None:

@@ -10,7 +10,7 @@ from osd.serve.cache import SlotCache
 from osd.serve.lean import LeanTarget
 from osd.serve.native import NativeTarget
 from osd.serve.target import PassRow
-from tests.osd.native_rig import TREE, close, coded_model, fitting_model, native, prompts
+from tests.osd.native_rig import TREE, close, coded_model, error, fitting_model, native, prompts
 from tests.osd.passes import feed, plain_logits, random_text
 
 pytestmark = pytest.mark.skipif(team() is None, reason="torch does not lend its threads here")
@@ -64,10 +64,6 @@ def test_float32_weights_of_a_bfloat16_model_take_half_the_bytes() -> None:
 
 def near(found: torch.Tensor, expected: torch.Tensor) -> bool:
     return bool((found - expected).abs().max() <= 0.05 * expected.abs().max())
-
-
-def error(found: torch.Tensor, exact: torch.Tensor) -> float:
-    return float((found.float() - exact.float()).norm() / exact.float().norm())
 
 
 @pytest.mark.parametrize("kind", ["llama-bias", "llama3-rope", "qwen3"])

@@ -147,7 +147,7 @@ def test_traffic_that_cannot_be_answered_is_refused(result: dict[str, Any]) -> N
 
 def test_the_command_prints_verdicts_and_writes_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = build_target(tiny_model("llama", vocab_size=len(SPECIAL) + 256), name="tiny")
-    monkeypatch.setattr("osd.serve.load.load_target", lambda *_, **__: (target, byte_tokenizer()))
+    monkeypatch.setattr("router.bodies.target.load_target", lambda *_, **__: (target, byte_tokenizer()))
     monkeypatch.setattr("router.mind.router.SentenceEncoder", lambda *_, **__: WordEncoder())
     traffic, config, out = tmp_path / "my.jsonl", tmp_path / "my.yaml", tmp_path / "deep" / "out.json"
     traffic.write_text("\n".join(json.dumps({"prompt": "boat sail harbour"}) for _ in range(3)))
@@ -169,7 +169,7 @@ def test_the_command_keeps_the_layers_that_the_trunk_reads(
         model = tiny_model("llama", vocab_size=len(SPECIAL) + 256)
         return build_target(model, name="tiny", feature_layers=layers), byte_tokenizer()
 
-    monkeypatch.setattr("osd.serve.load.load_target", load)
+    monkeypatch.setattr("router.bodies.target.load_target", load)
     monkeypatch.setattr("router.mind.router.SentenceEncoder", lambda *_, **__: WordEncoder())
     default = load()[0]
     other = load(*[None] * 5, (1, 2))[0]

@@ -30,7 +30,7 @@ IDS = torch.arange(2, 259, 3)
 
 @pytest.fixture(autouse=True)
 def _tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "load_target", lambda *_, **__: (TARGET, byte_tokenizer()))
+    monkeypatch.setattr("router.bodies.target.load_target", lambda *_, **__: (TARGET, byte_tokenizer()))
 
 
 def trunk_file(folder: Path, bias: float = 0.0) -> Path:
@@ -182,7 +182,7 @@ def test_the_target_keeps_the_layers_that_the_trunk_reads(
         layers = places[5] if len(places) > 5 else None
         return build_target(model, name="tiny", forward="generic", feature_layers=layers), byte_tokenizer()
 
-    monkeypatch.setattr(app, "load_target", load)
+    monkeypatch.setattr("router.bodies.target.load_target", load)
     settings = config(tmp_path)
     Trunk.fresh(head_shape(load(*[None] * 5, (1, 3))[0]), IDS).save(tmp_path / "trunk.safetensors")
     assert TARGET.feature_layers != (1, 3)

@@ -21,7 +21,7 @@ def test_the_config_says_which_numerics_a_target_is_loaded_with(
         asked.update(options)
         raise InvalidValueError("target.model", "none", "not in this test")
 
-    monkeypatch.setattr(embedded, "load_target", load)
+    monkeypatch.setattr("router.bodies.target.load_target", load)
     config = PolydraftConfig.model_validate({"target": {"numerics": numerics}})
     with pytest.raises(InvalidValueError, match="not in this test"):
         embedded.Engine.from_config(config)

@@ -55,25 +55,13 @@ def assess(
 
 
 def _run(loaded: Any, items: Any, settings: Any, console: Any, config: str) -> dict[str, Any]:
-    from osd.serve.load import load_target
     from router.app.assess import assess as run_assess
     from router.app.provenance import provenance
-    from router.bodies.parts import trunk_layers
+    from router.bodies.target import configured_target, trunk_layers
     from router.mind.router import Router
 
     console.print("loading the target model and the router")
-    wanted = loaded.target
-    target, tokenizer = load_target(
-        wanted.model,
-        wanted.device,
-        wanted.dtype,
-        wanted.forward,
-        wanted.cache_dir,
-        trunk_layers(loaded),
-        quantization=wanted.quantization,
-        numerics=wanted.numerics,
-        graphs=wanted.graphs,
-    )
+    target, tokenizer = configured_target(loaded, trunk_layers(loaded))
     router = Router.from_config(loaded.router, loaded.domains, learn=False)
     try:
         result = run_assess(loaded, items, settings, target, tokenizer, router, console.print)
