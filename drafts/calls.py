@@ -86,9 +86,10 @@ class NeuralCalls:
         """
         able = list(asked.items())
         if not worth.always and able:
-            able = self._chosen(name, able, rows, worth)
+            able = self._chosen(name, source, able, rows, worth)
         if not able:
             return
+        unread = sum(source.unread(rows[index]) for index, _ in able)
         floor = 0.0
         if not worth.always:
             depth = self._pricing[name].depth_floor(worth.goodput, len(able))
@@ -106,7 +107,7 @@ class NeuralCalls:
         took = (self.clock() - begin) * 1e3 / worth.slowdown
         self.spent_ms += took
         if spoke:
-            self._pricing[name].note_call(len(spoke), took)
+            self._pricing[name].note_call(len(spoke), took, unread)
         for index in spoke:
             able[index][1].neural.append(name)
             able[index][1].call_ms += took / len(spoke)
@@ -138,7 +139,12 @@ class NeuralCalls:
             pricing.forget(domain)
 
     def _chosen(
-        self, name: str, able: Sequence[tuple[int, Asked]], rows: Sequence[DraftRow], worth: Worth
+        self,
+        name: str,
+        source: NeuralSource,
+        able: Sequence[tuple[int, Asked]],
+        rows: Sequence[DraftRow],
+        worth: Worth,
     ) -> list[tuple[int, Asked]]:
         domains = [rows[index].domain for index, _ in able]
         pays = all(self.pacing.pays_with_calls(domain, len(rows)) for domain in domains)
@@ -147,6 +153,7 @@ class NeuralCalls:
             [item.sure for _, item in able],
             worth.goodput,
             worth.node_ms,
+            unread=[source.unread(rows[index]) for index, _ in able],
             discount=EVIDENCE_DISCOUNT if pays else 1.0,
             afford=self.pacing.afford,
         )

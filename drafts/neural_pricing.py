@@ -33,15 +33,34 @@ DEFAULT_LIFT = 0.35
 """Accepted tokens a source is assumed to add to a row whose memories are silent."""
 
 
+OWN_COUNT, MOST_COUNT = 20.0, 200.0
+"""Observations at which a domain's own mean counts as much as that of all domains, and most that count. A domain
+sees a fraction of the traffic: judged by its own few rows alone, some give a good source up by bad luck."""
+
+DOUBT = 0.7
+"""Share of a domain's observations that still counts after a time without: old evidence gives way to what
+holds elsewhere."""
+
+READ_MS, READ_RATE = 0.03, 0.1
+"""Milliseconds a token assumed of reading a text for the first time, and weight of one timing of it."""
+
+LONG_READ, READ_STEPS = 16, 16
+"""Unread tokens from which on a call's time tells about reading, and steps among which reading is shared out: it
+is done once, whatever is asked afterwards."""
+
+
 @dataclass
 class _Lift:
     """Running means of what asking added to one row."""
 
     tokens: float
     nodes: float = 1.5
+    count: float = 0.0
     idle: int = 0
 
     def follow(self, tokens: float, nodes: float, rate: float) -> None:
+        self.count = min(self.count + 1.0, MOST_COUNT)
+        rate = max(rate, 1.0 / self.count)
         self.tokens += rate * (tokens - self.tokens)
         self.nodes += rate * (nodes - self.nodes)
 
@@ -50,13 +69,20 @@ class _Lift:
 class NeuralPricing:
     """Costs and gains of one neural source.
 
+    What it adds is learned by domain and by how sure the memories are, each domain's mean drawn towards that of
+    all domains by how little it has seen.
+
     Attributes:
-        rate: Weight of one observation in the running means.
+        rate: Least weight of one observation in a domain's means.
+        shared_rate: The same in those of all domains.
     """
 
-    rate: float = 0.03
+    rate: float = 0.02
+    shared_rate: float = 0.01
     _call_ms: dict[int, float] = field(default_factory=dict)
     _calls: dict[int, int] = field(default_factory=dict)
+    _read_ms: float = READ_MS
+    _shared: list[_Lift] = field(default_factory=lambda: [_first_lift(at) for at in range(len(EDGES) + 1)])
     _lifts: dict[tuple[str, int], _Lift] = field(default_factory=dict)
 
     def choose(
@@ -66,6 +92,7 @@ class NeuralPricing:
         goodput: float,
         node_ms: float,
         *,
+        unread: Sequence[int] = (),
         discount: float = EVIDENCE_DISCOUNT,
         afford: Callable[[float], bool] = lambda milliseconds: True,
     ) -> list[bool]:
@@ -76,14 +103,16 @@ class NeuralPricing:
             sure: Per row, how probable the memories' best candidate is.
             goodput: What a millisecond is worth, in tokens.
             node_ms: Milliseconds that one more verified node costs.
+            unread: Per row, tokens that a call would read for the first time; none if not given.
             discount: Share of a call's cost that its tokens have to earn.
             afford: Takes milliseconds out of what may be spent on asking where it does not pay, if they
                 are there.
         """
+        reading = [self.read_ms(count) for count in unread] or [0.0] * len(domains)
         worth = []
-        for domain, value in zip(domains, sure, strict=True):
-            lift = self._lift(domain, value)
-            worth.append(lift.tokens - goodput * node_ms * lift.nodes)
+        for domain, value, read in zip(domains, sure, reading, strict=True):
+            tokens, nodes = self.expected(domain, value)
+            worth.append(tokens - goodput * (node_ms * nodes + discount * read / READ_STEPS))
         order = sorted(range(len(worth)), key=lambda i: -worth[i])
         best, best_count, total = 0.0, 0, 0.0
         for count, index in enumerate(order, start=1):
@@ -93,7 +122,7 @@ class NeuralPricing:
         chosen = set(order[:best_count])
         for index in self._overdue(domains, sure, order[best_count:]):
             more = self.call_ms(len(chosen) + 1) - (self.call_ms(len(chosen)) if chosen else 0.0)
-            if afford(max(more, 0.0)):
+            if afford(max(more, 0.0) + reading[index]):
                 chosen.add(index)
         for index in chosen:
             self._lift(domains[index], sure[index]).idle = 0
@@ -109,9 +138,36 @@ class NeuralPricing:
         nearest = max(known)
         return self._call_ms[nearest] * (1.0 + 0.15 * (rows - nearest))
 
-    def note_call(self, rows: int, milliseconds: float) -> None:
-        """Follow the cost of a call; one slow call (a long prompt is read, a busy machine) counts little."""
+    def read_ms(self, unread: int) -> float:
+        """Expected milliseconds of reading so many tokens, beyond what any call takes."""
+        return self._read_ms * unread if unread >= LONG_READ else 0.0
+
+    def expected(self, domain: str, sure: float) -> tuple[float, float]:
+        """Accepted tokens that asking is expected to add to a row, and nodes it adds to its tree."""
+        at = bisect(EDGES, sure)
+        shared, own = self._shared[at], self._lifts.get((domain, at))
+        if own is None:
+            return shared.tokens, shared.nodes
+        weight = own.count / (own.count + OWN_COUNT)
+        return (
+            shared.tokens + weight * (own.tokens - shared.tokens),
+            shared.nodes + weight * (own.nodes - shared.nodes),
+        )
+
+    def note_call(self, rows: int, milliseconds: float, unread: int = 0) -> None:
+        """Follow the cost of a call.
+
+        Args:
+            rows: Rows it was made for.
+            milliseconds: What it took; one slow call (a busy machine) counts little.
+            unread: Tokens of a text that it read for the first time. Many say what reading costs, not what
+                a call does.
+        """
         old = self.call_ms(rows)
+        if unread >= LONG_READ:
+            each = max(milliseconds - old, 0.0) / unread
+            self._read_ms += READ_RATE * (min(each, 3 * self._read_ms) - self._read_ms)
+            return
         count = self._calls[rows] = self._calls.get(rows, 0) + 1
         rate = FIRST_RATE if count <= FIRST_CALLS and milliseconds < old else CALL_RATE
         self._call_ms[rows] = old + rate * (min(milliseconds, 3 * old) - old)
@@ -119,6 +175,7 @@ class NeuralPricing:
     def note_gain(self, domain: str, sure: float, tokens: float, nodes: float) -> None:
         """What asking added to one row: accepted tokens, and verified nodes that nobody else named."""
         self._lift(domain, sure).follow(tokens, nodes, self.rate)
+        self._shared[bisect(EDGES, sure)].follow(tokens, nodes, self.shared_rate)
 
     def depth_floor(self, goodput: float, asked: int) -> float:
         """Reach below which one more depth does not pay for itself."""
@@ -137,12 +194,19 @@ class NeuralPricing:
             lift = self._lift(domains[index], sure[index])
             lift.idle += 1
             if lift.idle >= REFRESH_STEPS:
+                lift.idle = 0
+                lift.count *= DOUBT
                 found.add(index)
         return found
 
     def _lift(self, domain: str, sure: float) -> _Lift:
         at = bisect(EDGES, sure)
         if (domain, at) not in self._lifts:
-            middle = (0.1, 0.4, 0.6, 0.8, 0.95)[at]
-            self._lifts[(domain, at)] = _Lift(DEFAULT_LIFT * (1.0 - middle) + 0.05)
+            self._lifts[(domain, at)] = _Lift(self._shared[at].tokens, self._shared[at].nodes)
         return self._lifts[(domain, at)]
+
+
+def _first_lift(at: int) -> _Lift:
+    """What is assumed of all domains; it counts as a few observations."""
+    middle = (0.1, 0.4, 0.6, 0.8, 0.95)[at]
+    return _Lift(DEFAULT_LIFT * (1.0 - middle) + 0.05, count=5.0)

@@ -51,10 +51,12 @@ class Pacing:
 
     Attributes:
         rate: Weight of one observation.
+        calls_rate: The same where calls are charged, of which a request's first reads its whole prompt.
         goodput_rate: The same for goodput.
     """
 
     rate: float = 0.1
+    calls_rate: float = 0.02
     goodput_rate: float = 0.05
     _goodput: dict[int, float] = field(default_factory=dict)
     _ask_ms: dict[int, float] = field(default_factory=dict)
@@ -105,8 +107,12 @@ class Pacing:
         return wanted
 
     def afford(self, milliseconds: float) -> bool:
-        """Take ``milliseconds`` out of the allowance, if it is there."""
-        if self._saved_ms < milliseconds:
+        """Take ``milliseconds`` out of the allowance, if they are there.
+
+        What costs more than can ever be saved up is granted when all is there, and paid off afterwards: else
+        a dear source could never come back.
+        """
+        if self._saved_ms < min(milliseconds, self._most_ms):
             return False
         self._saved_ms -= milliseconds
         return True
@@ -135,9 +141,8 @@ class Pacing:
         worth = self._worth.setdefault((domain, rows), _Worth())
         net, whole = gain - memory_cost, gain - memory_cost - call_cost
         worth.count += 1
-        rate = max(self.rate, 1.0 / worth.count)
-        worth.memories += rate * (net - worth.memories)
-        worth.all += rate * (whole - worth.all)
+        worth.memories += max(self.rate, 1.0 / worth.count) * (net - worth.memories)
+        worth.all += max(self.calls_rate, 1.0 / worth.count) * (whole - worth.all)
 
     def note_step(self, rows: int, tokens: int, milliseconds: float) -> None:
         """Follow the goodput: ``tokens`` emitted in ``milliseconds`` of pass and drafting."""

@@ -195,6 +195,10 @@ class NeuralSource(Source):
                 their most probable tokens, as greedy rows do.
         """
 
+    def unread(self, row: DraftRow) -> int:
+        """Tokens of ``row`` that drafting for it would read for the first time now; 0 where that is free."""
+        return 0
+
     def propose_priced(
         self,
         rows: Sequence[DraftRow],

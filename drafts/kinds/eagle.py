@@ -134,6 +134,12 @@ class EagleSource(NeuralSource):
             depth += 1
             found = self.forward.step(alive, hidden, depth)
 
+    def unread(self, row: DraftRow) -> int:
+        """See :meth:`NeuralSource.unread`: at most a window."""
+        cache = row.scratch.get(self.name)
+        read = cache.next_pair if isinstance(cache, HeadCache) else 0
+        return min(max(len(row.tokens) - 1 - read, 0), self.window)
+
     def _cache(self, row: DraftRow) -> HeadCache:
         """The row's cache, made on first sight."""
         cache = row.scratch.get(self.name)

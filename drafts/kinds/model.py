@@ -279,6 +279,11 @@ class ModelSource(NeuralSource):
                     path.row.scratch.pop(self.name, None)
                 raise
 
+    def unread(self, row: DraftRow) -> int:
+        """See :meth:`NeuralSource.unread`."""
+        state = row.scratch.get(self.name)
+        return len(row.tokens) - (len(state.held) if isinstance(state, RowState) else 0)
+
     def _serving(self, domain: str) -> tuple[DraftModel | None, str]:
         """Model and domain of the adapter that draft for ``domain`` now."""
         own = self._own.get(domain)

@@ -1,5 +1,7 @@
 """Neural sources are asked where they earn their time, and can come back."""
 
+import pytest
+
 from drafts.neural_pricing import REFRESH_STEPS, NeuralPricing
 
 
@@ -44,13 +46,63 @@ def test_one_slow_call_counts_little():
     assert pricing.call_ms(1) < 1.5 * before
 
 
-def test_forgetting_a_domain_starts_it_anew():
+def learned(good: str = "good", poor: str = "d") -> NeuralPricing:
     pricing = NeuralPricing()
-    fresh = choose(NeuralPricing())
     for _ in range(300):
-        pricing.note_gain("d", 0.0, 0.0, 2.0)
+        pricing.note_gain(good, 0.0, 1.0, 2.0)
+        pricing.note_gain(poor, 0.0, 0.0, 2.0)
+    return pricing
+
+
+def test_forgetting_a_domain_starts_it_anew():
+    pricing = learned()
+    assert choose(pricing, goodput=0.1) == [False]
     pricing.forget("d")
-    assert choose(pricing) == fresh
+    assert choose(pricing, goodput=0.1) == [True]
+
+
+def test_a_new_domain_expects_what_all_domains_gain():
+    pricing = learned(poor="e")
+    assert pricing.expected("new", 0.0) == pytest.approx((0.5, 2.0), abs=0.05)
+
+
+def test_a_few_unlucky_rows_do_not_give_up_what_helps_everywhere_else():
+    pricing = NeuralPricing()
+    for _ in range(300):
+        pricing.note_gain("good", 0.0, 1.0, 2.0)
+    for _ in range(8):
+        pricing.note_gain("d", 0.0, 0.0, 2.0)
+    assert choose(pricing, goodput=0.1) == [True]
+
+
+def test_old_evidence_of_a_domain_gives_way_to_what_all_domains_gain():
+    pricing = learned()
+    for _ in range(300):
+        pricing.note_gain("good", 0.0, 1.0, 2.0)
+    before = pricing.expected("d", 0.0)[0]
+    for _ in range(10 * REFRESH_STEPS):
+        choose(pricing, goodput=0.1)
+    assert pricing.expected("d", 0.0)[0] > before + 0.1
+
+
+def test_reading_a_prompt_is_no_part_of_what_a_call_costs():
+    pricing = NeuralPricing()
+    for _ in range(20):
+        pricing.note_call(1, 41.0, unread=800)
+        for _ in range(5):
+            pricing.note_call(1, 1.0, unread=2)
+    assert pricing.call_ms(1) == pytest.approx(1.0, abs=0.1)
+    assert pricing.read_ms(800) == pytest.approx(40.0, rel=0.1)
+
+
+def test_a_long_unread_prompt_is_read_only_where_that_pays_over_several_steps():
+    pricing = NeuralPricing()
+    for _ in range(50):
+        pricing.note_call(1, 41.0, unread=800)
+        pricing.note_call(1, 1.0, unread=2)
+        pricing.note_gain("d", 0.0, 0.5, 1.0)
+    assert pricing.choose(["d"], [0.0], 0.2, 0.5, unread=[800]) == [True]
+    assert pricing.choose(["d"], [0.0], 0.2, 0.5, unread=[8000]) == [False]
 
 
 def test_a_kind_of_row_that_does_not_pay_is_asked_again_although_another_pays():

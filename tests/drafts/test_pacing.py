@@ -65,6 +65,16 @@ def test_the_allowance_is_saved_up_for_a_while_only():
     assert not pacing.afford(0.1)
 
 
+def test_what_costs_more_than_can_be_saved_up_is_granted_once_and_paid_off():
+    pacing = Pacing()
+    most = 50 * 100.0 * ALLOWANCE
+    granted = 0
+    for _ in range(1000):
+        pacing.whom([], [], price(4))
+        granted += pacing.afford(3 * most)
+    assert granted == 1 + 950 // 150
+
+
 def test_calls_that_lose_do_not_stop_memories_that_gain():
     pacing = Pacing()
     for _ in range(100):
