@@ -34,8 +34,9 @@ DEFAULT_LIFT = 0.35
 
 
 OWN_COUNT, MOST_COUNT = 20.0, 200.0
-"""Observations at which a domain's own mean counts as much as that of all domains, and most that count. A domain
-sees a fraction of the traffic: judged by its own few rows alone, some give a good source up by bad luck."""
+"""Observations at which a domain's own mean counts as much as that of all domains, and most that count. A
+domain sees a fraction of the traffic: judged by its own few rows alone, some give a good source up by bad
+luck."""
 
 DOUBT = 0.7
 """Share of a domain's observations that still counts after a time without: old evidence gives way to what
@@ -45,8 +46,8 @@ READ_MS, READ_RATE = 0.03, 0.1
 """Milliseconds a token assumed of reading a text for the first time, and weight of one timing of it."""
 
 LONG_READ, READ_STEPS = 16, 16
-"""Unread tokens from which on a call's time tells about reading, and steps among which reading is shared out: it
-is done once, whatever is asked afterwards."""
+"""Unread tokens from which on a call's time tells about reading, and steps among which reading is shared
+out: it is done once, whatever is asked afterwards."""
 
 
 @dataclass
@@ -69,8 +70,8 @@ class _Lift:
 class NeuralPricing:
     """Costs and gains of one neural source.
 
-    What it adds is learned by domain and by how sure the memories are, each domain's mean drawn towards that of
-    all domains by how little it has seen.
+    What it adds is learned by domain and by how sure the memories are, each domain's mean drawn towards that
+    of all domains by how little it has seen.
 
     Attributes:
         rate: Least weight of one observation in a domain's means.

@@ -101,8 +101,8 @@ def test_a_long_unread_prompt_is_read_only_where_that_pays_over_several_steps():
         pricing.note_call(1, 41.0, unread=800)
         pricing.note_call(1, 1.0, unread=2)
         pricing.note_gain("d", 0.0, 0.5, 1.0)
-    assert pricing.choose(["d"], [0.0], 0.2, 0.5, unread=[800]) == [True]
-    assert pricing.choose(["d"], [0.0], 0.2, 0.5, unread=[8000]) == [False]
+    assert pricing.choose(["d"], [0.0], 0.2, 0.5, unread=[400]) == [True]
+    assert pricing.choose(["d"], [0.0], 0.2, 0.5, unread=[4000]) == [False]
 
 
 def test_a_kind_of_row_that_does_not_pay_is_asked_again_although_another_pays():
@@ -110,7 +110,7 @@ def test_a_kind_of_row_that_does_not_pay_is_asked_again_although_another_pays():
     for _ in range(300):
         pricing.note_gain("pays", 0.0, 1.5, 2.0)
         pricing.note_gain("idle", 0.0, 0.0, 2.0)
-    asked = [pricing.choose(["pays", "idle"], [0.0, 0.0], 0.05, node_ms=0.5) for _ in range(96)]
+    asked = [pricing.choose(["pays", "idle"], [0.0, 0.0], 0.2, node_ms=0.5) for _ in range(96)]
     assert all(first for first, _ in asked)
     assert sum(second for _, second in asked) == 2
 
