@@ -38,6 +38,10 @@ OWN_COUNT, MOST_COUNT = 20.0, 200.0
 domain sees a fraction of the traffic: judged by its own few rows alone, some give a good source up by bad
 luck."""
 
+HOPE = 0.5
+"""Tokens over the root of the observations of all domains, by which their mean may be too low: without it the
+first few rows could decide against a source, and nobody would ask again."""
+
 DOUBT = 0.7
 """Share of a domain's observations that still counts after a time without: old evidence gives way to what
 holds elsewhere."""
@@ -147,11 +151,12 @@ class NeuralPricing:
         """Accepted tokens that asking is expected to add to a row, and nodes it adds to its tree."""
         at = bisect(EDGES, sure)
         shared, own = self._shared[at], self._lifts.get((domain, at))
+        hope = HOPE / shared.count**0.5
         if own is None:
-            return shared.tokens, shared.nodes
+            return shared.tokens + hope, shared.nodes
         weight = own.count / (own.count + OWN_COUNT)
         return (
-            shared.tokens + weight * (own.tokens - shared.tokens),
+            shared.tokens + hope + weight * (own.tokens - shared.tokens),
             shared.nodes + weight * (own.nodes - shared.nodes),
         )
 
