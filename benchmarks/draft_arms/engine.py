@@ -141,7 +141,10 @@ class DraftArm:
                 prefix_cache_tokens=plan.config.engine.prefix_cache_tokens,
             ),
         )
-        self.costs = LearningCost(self.core, self.parts, routing)
+        self.routing = routing
+        # Every learning arm has the same budget to train with: embedding is not taken out of it here, but
+        # counts in the arm's seconds.
+        self.costs = LearningCost(self.core, self.parts, Unrouted())
 
     def serve(self, ready: Ready, block: int) -> Served:
         """Answer one request; it teaches after it has been counted."""
@@ -167,7 +170,7 @@ class DraftArm:
         figures = self.costs.as_dict()
         names = ("updates", "published", "rolled_back", "rejected", "scored", "share_of_busy_time")
         found: dict[str, Any] = {name: figures[name] for name in names if name in figures}
-        found["seconds_by_part"] = figures["seconds_by_part"]
+        found["seconds_by_part"] = {**figures["seconds_by_part"], "routing": self.routing.processor_seconds}
         described = [self.parts.mixture.describe(domain) for domain in self.domains]
         found["memory_bytes"] = sum(row.get("ngram", {}).get("bytes", 0) for row in described)
         found["expert_bytes"] = sum(row.get("eagle", {}).get("expert_bytes", 0) for row in described)

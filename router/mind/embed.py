@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from drafts.errors import InvalidValueError
@@ -61,25 +62,36 @@ class SentenceEncoder:
             ) from error
         dimension = self._model.get_embedding_dimension()
         self.dimension = int(dimension)
+        special = ("default_prompt_name", "truncate_dim")
+        self._plain = all(getattr(self._model, name, None) is None for name in special)
+        self._prepare = getattr(self._model, "preprocess", None) or self._model.tokenize
+        self._model.eval()
         on_one_core(self._speed_up)
 
     def encode(self, texts: Sequence[str]) -> Vector:
         """Unit vectors ``[len(texts), d]``."""
-        vectors = self._model.encode(
-            list(texts),
-            batch_size=1,
-            normalize_embeddings=True,
-            convert_to_numpy=True,
-            show_progress_bar=False,
-        )
-        return np.asarray(vectors, dtype=np.float32)
+        if not self._plain:
+            vectors = self._model.encode(
+                list(texts),
+                batch_size=1,
+                normalize_embeddings=True,
+                convert_to_numpy=True,
+                show_progress_bar=False,
+            )
+            return np.asarray(vectors, dtype=np.float32)
+        return np.stack([self._one(text) for text in texts])
+
+    @torch.inference_mode()
+    def _one(self, text: str) -> Vector:
+        """What ``encode`` gives for one text, without what it does for many (2 of 8 ms for a short one)."""
+        found = self._model(self._prepare([text]))["sentence_embedding"]
+        return F.normalize(found, dim=-1)[0].float().numpy()
 
     @torch.inference_mode()
     def _speed_up(self) -> None:
         """Replace the transformer by its fastest equal on one core, as serving will run it."""
         first = self._model[0]
-        prepare = getattr(self._model, "preprocess", None) or self._model.tokenize
-        inputs = prepare([_TYPICAL])
+        inputs = self._prepare([_TYPICAL])
         tensors = {name: value for name, value in inputs.items() if torch.is_tensor(value)}
         for name, part in list(first.named_children()):
             if isinstance(part, torch.nn.Module) and any(True for _ in part.parameters()):

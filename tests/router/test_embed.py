@@ -49,6 +49,12 @@ def test_b21_a_text_without_direction_is_nothing_and_never_nan():
         assert Embedder(Broken()).embed(text) is None
 
 
+def test_a_text_encoded_alone_has_the_vector_that_the_library_gives_it(minilm):
+    texts = ["Translate this to German: good morning", "x", "one two three " * 400]
+    whole = minilm._model.encode(texts, batch_size=1, normalize_embeddings=True)
+    assert np.allclose(minilm.encode(texts), whole, atol=1e-6)
+
+
 def test_cache_answers_repeats_and_forgets_the_least_recently_used():
     encoder = WordEncoder()
     embedder = Embedder(encoder, cache_size=2)
