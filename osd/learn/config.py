@@ -109,6 +109,11 @@ class LearnConfig(_Config):
         le=65536,
         description="Positions whose gradient is computed between two engine steps, so that none waits long.",
     )
+    learner: Literal["plain", "optimistic"] = Field(
+        default="plain",
+        description="plain serves the trained weights; optimistic serves them one hinted step ahead "
+        "(OnlineSpec, arXiv 2603.12617).",
+    )
     loss: Literal["forward_kl", "reverse_kl", "jensen_shannon", "total_variation"] = Field(
         default="forward_kl", description="Distillation loss."
     )

@@ -9,6 +9,7 @@ from drafts.bank import Expert
 from osd.learn.buffer import DomainBuffer
 from osd.learn.guard import Watch
 from osd.learn.learner import ExpertLearner
+from osd.learn.optimistic import OptimisticLearner
 from osd.learn.record import BufferRecord
 
 
@@ -91,8 +92,10 @@ class DomainLearning:
         self.live = {int(version): Agreement(*seen) for version, seen in state.items()}
 
     def figures(self) -> dict[str, object]:
-        """For the statistics."""
+        """For the statistics; ``hint_error`` of an optimistic learner only."""
+        hints = self.learner.hint_error.value if isinstance(self.learner, OptimisticLearner) else None
         return {
+            **({} if hints is None else {"hint_error": hints}),
             "buffer_records": len(self.buffer.training),
             "held_back_records": len(self.buffer.held),
             "buffer_positions": self.buffer.positions,

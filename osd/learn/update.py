@@ -11,6 +11,7 @@ from osd.learn.domain import DomainLearning
 from osd.learn.guard import Comparison, Verdict
 from osd.learn.head import TrainableHead
 from osd.learn.learner import ExpertLearner
+from osd.learn.optimistic import OptimisticLearner
 
 
 class Update:
@@ -53,7 +54,8 @@ class Update:
         self._held = list(domain.buffer.held)
         domain.since_update = domain.positions_since_update = 0
         if domain.learner is None or domain.learner_version != version:
-            domain.learner = ExpertLearner(head, served, config)
+            made = OptimisticLearner if config.learner == "optimistic" else ExpertLearner
+            domain.learner = made(head, served, config)
             domain.learner_version = version
         domain.learner.keep()
         self._learner = domain.learner
