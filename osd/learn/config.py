@@ -8,6 +8,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 MIB = 1024 * 1024
 
+LossName = Literal["forward_kl", "reverse_kl", "jensen_shannon", "total_variation", "acceptance"]
+"""A name in :data:`osd.learn.losses.LOSSES`."""
+
 
 class _Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -114,9 +117,7 @@ class LearnConfig(_Config):
         description="plain serves the trained weights; optimistic serves them one hinted step ahead "
         "(OnlineSpec, arXiv 2603.12617).",
     )
-    loss: Literal["forward_kl", "reverse_kl", "jensen_shannon", "total_variation"] = Field(
-        default="forward_kl", description="Distillation loss."
-    )
+    loss: LossName = Field(default="forward_kl", description="Distillation loss.")
     focus: Literal["wrong", "weighted", "all"] = Field(
         default="weighted",
         description="Positions that count: those where this expert was wrong; those, with the right ones "
@@ -129,7 +130,7 @@ class LearnConfig(_Config):
         allow_inf_nan=False,
         description="With focus weighted, share of the loss that positions the expert had right make up.",
     )
-    right_loss: Literal["forward_kl", "reverse_kl", "jensen_shannon", "total_variation"] = Field(
+    right_loss: LossName = Field(
         default="total_variation",
         description="With focus weighted, the loss of positions the expert had right.",
     )

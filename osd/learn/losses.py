@@ -98,6 +98,16 @@ def total_variation(logits: torch.Tensor, target: SparseTarget) -> torch.Tensor:
     return 0.5 * (p - q).abs().sum(-1)
 
 
+def acceptance(logits: torch.Tensor, target: SparseTarget) -> torch.Tensor:
+    """-log sum(min(p, q)) per position ``[N]``: the log of what rejection sampling accepts.
+
+    As :func:`total_variation` it aims at acceptance itself, but its gradient grows as the overlap shrinks, so
+    it also teaches a head that is far off.
+    """
+    p, q = _outcomes(logits, target)
+    return -torch.minimum(p, q).sum(-1).clamp_min(FLOOR).log()
+
+
 Loss = Callable[[torch.Tensor, SparseTarget], torch.Tensor]
 
 LOSSES: dict[str, Loss] = {
@@ -105,6 +115,7 @@ LOSSES: dict[str, Loss] = {
     "reverse_kl": reverse_kl,
     "jensen_shannon": jensen_shannon,
     "total_variation": total_variation,
+    "acceptance": acceptance,
 }
 
 

@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from osd.learn.config import LossName
+
 
 class PretrainConfig(BaseModel):
     """How a trunk is trained: what it reads, how it begins, what it minimises."""
@@ -31,9 +33,7 @@ class PretrainConfig(BaseModel):
         allow_inf_nan=False,
         description="Share of held-back answer tokens that the smallest sufficient vocabulary covers.",
     )
-    loss: Literal["forward_kl", "reverse_kl", "jensen_shannon", "total_variation"] = Field(
-        default="forward_kl", description="What is minimised, see osd.learn.losses."
-    )
+    loss: LossName = Field(default="forward_kl", description="What is minimised, see osd.learn.losses.")
     support: Literal["top", "full"] = Field(
         default="top",
         description="Where the target's distribution is compared: at the ids collected as evidence, the "

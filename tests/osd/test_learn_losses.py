@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import math
+from typing import get_args
 
 import pytest
 import torch
 
+from osd.learn.config import LossName
 from osd.learn.fused import mean_forward_kl
 from osd.learn.losses import LOSSES, SparseTarget, draft_index
 
@@ -89,3 +91,22 @@ def test_fused_loss_and_gradients_equal_autograd() -> None:
         torch.autograd.grad(plain, (hidden, bias)), torch.autograd.grad(fused, (hidden, bias)), strict=True
     ):
         torch.testing.assert_close(one, two, atol=2e-5, rtol=1e-3)
+
+
+def test_acceptance_is_the_log_of_the_overlap_and_teaches_from_afar() -> None:
+    goal = target()
+    other = torch.randn(5, len(IDS), generator=torch.Generator().manual_seed(1))
+    overlap = 1.0 - LOSSES["total_variation"](other, goal)
+    torch.testing.assert_close(LOSSES["acceptance"](other, goal), -overlap.log())
+    sizes = {}
+    for name in ("acceptance", "total_variation"):
+        far = torch.zeros(5, len(IDS))
+        far[:, 0] = 6.0
+        far.requires_grad_(True)
+        LOSSES[name](far, goal).sum().backward()
+        sizes[name] = float(far.grad.abs().sum())
+    assert sizes["acceptance"] > 1.3 * sizes["total_variation"]
+
+
+def test_every_loss_has_a_name_in_the_config() -> None:
+    assert set(get_args(LossName)) == set(LOSSES)

@@ -40,7 +40,7 @@ def pretrain(
     ] = None,
     init: Annotated[str, typer.Option(help="First weights: fresh, or of the target's last layer.")] = "fresh",
     loss: Annotated[
-        str, typer.Option(help="forward_kl, reverse_kl, jensen_shannon or total_variation.")
+        str, typer.Option(help="forward_kl, reverse_kl, jensen_shannon, total_variation or acceptance.")
     ] = "forward_kl",
     support: Annotated[
         str, typer.Option(help="Compare at the target's top ids, or on the full draft vocabulary: top, full.")
