@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat
 
 MIB = 1024 * 1024
 
@@ -112,10 +112,24 @@ class LearnConfig(_Config):
         le=65536,
         description="Positions whose gradient is computed between two engine steps, so that none waits long.",
     )
-    learner: Literal["plain", "optimistic"] = Field(
+    learner: Literal["plain", "optimistic", "ensemble"] = Field(
         default="plain",
-        description="plain serves the trained weights; optimistic serves them one hinted step ahead "
-        "(OnlineSpec, arXiv 2603.12617).",
+        description="plain serves the trained weights; optimistic serves them one hinted step ahead; "
+        "ensemble trains one copy for each of ensemble_rates and serves their weighted mean (OnlineSpec, "
+        "arXiv 2603.12617).",
+    )
+    ensemble_rates: tuple[PositiveFloat, ...] = Field(
+        default=(0.25, 1.0, 4.0),
+        min_length=2,
+        max_length=8,
+        description="With learner ensemble, the rates as multiples of rate; an update costs as many times.",
+    )
+    ensemble_sharpness: float = Field(
+        default=4.0,
+        gt=0.0,
+        le=1000.0,
+        allow_inf_nan=False,
+        description="With learner ensemble, by how much weights follow a nat of loss on fresh positions.",
     )
     loss: LossName = Field(default="forward_kl", description="Distillation loss.")
     focus: Literal["wrong", "weighted", "all"] = Field(

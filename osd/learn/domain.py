@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from drafts.bank import Expert
 from osd.learn.buffer import DomainBuffer
 from osd.learn.guard import Watch
-from osd.learn.learner import ExpertLearner
-from osd.learn.optimistic import OptimisticLearner
+from osd.learn.learners import Learner
 from osd.learn.record import BufferRecord
 
 
@@ -41,16 +40,18 @@ class DomainLearning:
         since_update: Records scored since the last update began.
         positions_since_update: Their positions that may be trained on.
         newest: The record scored last.
+        charged: Number of the first record that learners were not charged for yet.
     """
 
     buffer: DomainBuffer
-    learner: ExpertLearner | None = None
+    learner: Learner | None = None
     learner_version: int = 0
     watch: Watch | None = None
     live: dict[int, Agreement] = field(default_factory=dict)
     since_update: int = 0
     positions_since_update: int = 0
     newest: BufferRecord | None = None
+    charged: int = 0
     _served: tuple[int, Expert] | None = None
 
     def observe(self, record: BufferRecord) -> None:
@@ -63,6 +64,12 @@ class DomainLearning:
         self.newest = record
         if not self.buffer.add(record):
             self.positions_since_update += record.size
+
+    def fresh(self, most: int) -> list[BufferRecord]:
+        """The newest records that nothing was charged for nor trained on, oldest first; once."""
+        found = [record for record in self.buffer.training if record.number >= self.charged]
+        self.charged = self.buffer.arrived
+        return found[-most:]
 
     def follow(self, version: int, expert: Expert) -> None:
         """Notice that another version is served, whoever published it, and begin to watch it."""
@@ -92,10 +99,9 @@ class DomainLearning:
         self.live = {int(version): Agreement(*seen) for version, seen in state.items()}
 
     def figures(self) -> dict[str, object]:
-        """For the statistics; ``hint_error`` of an optimistic learner only."""
-        hints = self.learner.hint_error.value if isinstance(self.learner, OptimisticLearner) else None
+        """For the statistics, what the learner tells among them."""
         return {
-            **({} if hints is None else {"hint_error": hints}),
+            **({} if self.learner is None else self.learner.figures()),
             "buffer_records": len(self.buffer.training),
             "held_back_records": len(self.buffer.held),
             "buffer_positions": self.buffer.positions,

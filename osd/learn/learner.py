@@ -26,11 +26,16 @@ class _Good:
 class ExpertLearner:
     """The training state of one domain's expert. What is served is never touched, only copied.
 
+    Optimistic and ensemble learners have the same methods.
+
     Args:
         head: The draft the expert belongs to.
         served: The expert to start from, with what travels with it.
         config: Rate, clip, loss and focus.
     """
+
+    wants_fresh = False
+    """Whether :meth:`charge` makes use of data that was not learned from yet."""
 
     def __init__(self, head: TrainableHead, served: Expert, config: LearnConfig) -> None:
         self.head = head
@@ -61,6 +66,13 @@ class ExpertLearner:
             for name, tensor in self.masters.items():
                 tensor.copy_(self._good.weights[name])
         self.optimiser.load_state_dict(copy.deepcopy(self._good.optimiser))
+
+    def charge(self, batch: Batch) -> None:
+        """See :meth:`osd.learn.ensemble.EnsembleLearner.charge`; one learner alone has nothing to weigh."""
+
+    def figures(self) -> dict[str, object]:
+        """What it tells of itself for the statistics."""
+        return {}
 
     def step(self, batch: Batch) -> float | None:
         """One optimiser step on one batch; see :meth:`accumulate` and :meth:`apply`."""

@@ -110,6 +110,11 @@ class OptimisticLearner(ExpertLearner):
             for name, tensor in found.items()
         }
 
+    def figures(self) -> dict[str, object]:
+        """For the statistics: how far hints are from the steps that follow."""
+        error = self.hint_error.value
+        return {} if error is None else {"hint_error": error}
+
     @torch.no_grad()
     def _look_ahead(self) -> None:
         if self._ahead.behind is None:

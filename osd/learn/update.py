@@ -10,8 +10,10 @@ from osd.learn.distill import collate, score
 from osd.learn.domain import DomainLearning
 from osd.learn.guard import Comparison, Verdict
 from osd.learn.head import TrainableHead
-from osd.learn.learner import ExpertLearner
-from osd.learn.optimistic import OptimisticLearner
+from osd.learn.learners import make_learner
+
+FRESH = 8
+"""Most records that an ensemble is charged for before an update trains on them."""
 
 
 class Update:
@@ -54,14 +56,18 @@ class Update:
         self._held = list(domain.buffer.held)
         domain.since_update = domain.positions_since_update = 0
         if domain.learner is None or domain.learner_version != version:
-            made = OptimisticLearner if config.learner == "optimistic" else ExpertLearner
-            domain.learner = made(head, served, config)
+            domain.learner = make_learner(head, served, config)
             domain.learner_version = version
         domain.learner.keep()
         self._learner = domain.learner
+        self._fresh = domain.fresh(FRESH) if domain.learner.wants_fresh else []
 
     def advance(self) -> bool:
         """Do one slice; False when nothing is left."""
+        if self._fresh:
+            record = self._fresh.pop(0)
+            self._learner.charge(collate([(record, row) for row in range(record.size)], self._to_draft))
+            return True
         if self._slices_left > 0:
             self._slices_left -= 1
             if not self._train():
@@ -70,6 +76,7 @@ class Update:
                 self._slices_left, self._held = 0, []
             return True
         if not self.candidate:
+            self.domain.charged = self.domain.buffer.arrived
             self.candidate = self._learner.candidate()
         if not self._held:
             return False
