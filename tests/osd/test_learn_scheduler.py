@@ -57,8 +57,11 @@ class Rig:
         return [event.kind for event in self.events]
 
 
-def test_learning_while_serving_publishes_versions_that_agree_more() -> None:
-    rig = Rig()
+@pytest.mark.parametrize("learner", ["plain", "optimistic", "ensemble"])
+def test_learning_while_serving_publishes_versions_that_agree_more(
+    learner: str,
+) -> None:
+    rig = Rig(learner=learner)
     rig.serve(range(60))
     stats = rig.learning.stats()
     assert stats["published"] >= 2  # type: ignore[operator]
@@ -110,8 +113,11 @@ def test_a29_a_record_with_nan_is_dropped_with_an_event_and_learning_goes_on() -
     assert "publish" in rig.kinds()
 
 
-def test_a29_a_nan_that_reaches_the_buffer_rejects_the_update_and_restores_the_learner() -> None:
-    rig = Rig()
+@pytest.mark.parametrize("learner", ["plain", "optimistic", "ensemble"])
+def test_a29_a_nan_that_reaches_the_buffer_rejects_the_update_and_restores_the_learner(
+    learner: str,
+) -> None:
+    rig = Rig(learner=learner)
     rig.serve(range(9))
     domain = rig.learning.domains["math"]
     for record in domain.buffer.training:
