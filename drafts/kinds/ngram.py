@@ -98,15 +98,21 @@ class NgramSource(MemorySource):
         """Serve ``domain`` with an empty memory; :meth:`teach` fills it. A known domain keeps its own."""
         if self.config.shared and self._memories:
             return
+        self._memories.setdefault(domain, self._empty())
+
+    def purge(self, domain: str) -> None:
+        """Empty a domain's memory; the one that all share where they do. An unknown domain has none."""
+        name = self.base if self.config.shared else domain
+        if name in self._memories:
+            self._memories[name] = self._empty()
+
+    def _empty(self) -> Memory:
         c = self.config
-        self._memories.setdefault(
-            domain,
-            Memory(
-                max_order=c.max_order,
-                max_bytes=c.max_bytes,
-                max_followers=c.max_followers,
-                half_life_tokens=c.half_life_tokens,
-            ),
+        return Memory(
+            max_order=c.max_order,
+            max_bytes=c.max_bytes,
+            max_followers=c.max_followers,
+            half_life_tokens=c.half_life_tokens,
         )
 
     def drop_domain(self, domain: str) -> None:

@@ -59,5 +59,9 @@ class CrossScorer:
     def forget(self, name: str) -> None:
         """A domain is gone."""
         self.matrix.forget(name)
+        self.drop_waiting(name)
+
+    def drop_waiting(self, name: str) -> None:
+        """Ask nobody about the domain's request taken last."""
         if self._waiting is not None and self._waiting[0].domain == name:
             self._waiting = None

@@ -161,6 +161,21 @@ class LearningScheduler:
         for kind in self.heads:
             self.domains.pop(expert_key(name, kind), None)
         self.cross.forget(name)
+        self._let_go(name)
+
+    def purge(self, name: str) -> None:
+        """Forget a domain's records, those on their way among them; what was learned stays in the weights."""
+        for kind in self.heads:
+            domain = self.domains.get(expert_key(name, kind))
+            if domain is not None:
+                domain.buffer.purge()
+                domain.newest = None
+                domain.since_update = domain.positions_since_update = 0
+        self.cross.drop_waiting(name)
+        self._let_go(name)
+
+    def _let_go(self, name: str) -> None:
+        """Drop a domain's queued requests, the one that is being scored and a running update."""
         kept = [item for item in self._queue if split_key(item.domain)[0] != name]
         self._queue = deque(kept, maxlen=self.config.queue_records)
         if self._scoring is not None and split_key(self._scoring.item.domain)[0] == name:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from drafts.errors import PolydraftError
-from router.app.commands import assess, config, domains, export, pretrain, replay, serve
+from router.app.commands import assess, buffer, config, domains, export, pretrain, replay, serve
 
 app = typer.Typer(
     name="polydraft",
@@ -63,6 +63,7 @@ app.command("replay")(replay.replay)
 app.command("pretrain")(pretrain.pretrain)
 app.command("assess")(assess.assess)
 app.add_typer(domains.app, name="domains")
+app.add_typer(buffer.app, name="buffer")
 app.command("stats")(domains.stats)
 app.add_typer(config.app, name="config")
 app.command("export")(export.export)

@@ -104,6 +104,18 @@ class Client:
         params = _only(file=file, kind=kind)
         return dict(self._ask("POST", _of(name, "import"), content=content, params=params))
 
+    def buffer(self, name: str) -> dict[str, Any]:
+        """What is kept of a domain's answers."""
+        return dict(self._ask("GET", _of(name, "buffer")))
+
+    def export_buffer(self, name: str, kind: str | None = None) -> bytes:
+        """The file of a domain's buffer."""
+        return self._send("GET", _of(name, "buffer/export"), params=_only(kind=kind)).content
+
+    def purge_buffer(self, name: str) -> dict[str, Any]:
+        """Forget what is kept of a domain's answers; what was there."""
+        return dict(self._ask("DELETE", _of(name, "buffer")))
+
 
 def _of(domain: str, what: str) -> str:
     return f"/v1/domains/{quote(domain, safe='')}/{what}"

@@ -9,6 +9,7 @@ from typing import Any
 from drafts.config import ModelConfig
 from router.app.problems import NotReadyError
 from router.bodies.api import Handle, Message, ServingEngine
+from router.bodies.buffers import DomainBuffers
 from router.bodies.versions import DomainVersions
 
 
@@ -97,6 +98,11 @@ class DeferredEngine:
     def versions(self) -> DomainVersions:
         """Versions of the domains' experts."""
         return self._loaded().versions
+
+    @property
+    def buffers(self) -> DomainBuffers:
+        """What is kept of the domains' answers to learn from."""
+        return self._loaded().buffers
 
     def stats(self) -> dict[str, Any]:
         """Statistics of the engine."""

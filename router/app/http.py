@@ -20,6 +20,7 @@ from starlette.responses import Response
 from drafts.errors import InvalidValueError, UnknownNameError
 from router.app import problems
 from router.app.body_limit import BodyLimit
+from router.app.buffer_routes import buffer_routes
 from router.app.choices import Choices
 from router.app.json_response import Json
 from router.app.metrics import Metrics
@@ -47,7 +48,13 @@ def create_app(engine: ServingEngine, settings: ServerConfig | None = None) -> F
     )
     service = Service(engine, settings)
     problems.install(app, service.metrics.failed)
-    for part in (service.probes(), service.answers(), service.domains(), version_routes(engine)):
+    for part in (
+        service.probes(),
+        service.answers(),
+        service.domains(),
+        version_routes(engine),
+        buffer_routes(engine),
+    ):
         app.include_router(part)
     limits = {"most": settings.max_request_bytes, "most_import": settings.max_import_bytes}
     app.add_middleware(BodyLimit, **limits)

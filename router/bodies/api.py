@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from drafts.config import ModelConfig
 from osd.types import Assignment, FinishReason, Round, TokenLogprob
+from router.bodies.buffers import DomainBuffers
 from router.bodies.versions import DomainVersions
 
 Message = Mapping[str, Any]
@@ -169,6 +170,11 @@ class ServingEngine(Protocol):
     @property
     def versions(self) -> DomainVersions:
         """Versions of the domains' experts."""
+        ...
+
+    @property
+    def buffers(self) -> DomainBuffers:
+        """What is kept of the domains' answers to learn from."""
         ...
 
     def stats(self) -> dict[str, Any]:

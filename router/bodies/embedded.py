@@ -26,6 +26,7 @@ from osd.serve.row import Submission
 from osd.serve.target import TargetModel
 from osd.types import Event, GenerationRequest
 from router.bodies.api import Completion, EngineOptions, Handle, Message
+from router.bodies.buffers import DomainBuffers
 from router.bodies.domains import DomainLife
 from router.bodies.handle import RequestHandle
 from router.bodies.learning_cost import LearningCost
@@ -133,6 +134,14 @@ class Engine:
         self.costs = LearningCost(self.core, self.parts, self.router)
         self.life = DomainLife(self.core, self.parts, self.router)
         self.versions = DomainVersions(self.parts.registry, self.parts.checks(), self._on_event)
+        self.buffers = DomainBuffers(
+            self.router.names,
+            self.parts.scheduler,
+            self.parts.ngram,
+            on_engine=lambda work: self.core.call(work).result(),
+            rewrite=lambda domain: self.state.rewrite(self, domain),
+            on_event=self._on_event,
+        )
         self.state.restore(self)
         self._apply_mode(self._sources(options.sources), options.learn, self._fixed_k(options.k))
         self._loop = EngineLoop(self.core, self.costs.charge)

@@ -86,6 +86,21 @@ class StateKeeper:
         self._sizes: dict[str, object] = {}
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
+        self._writing = threading.RLock()
+
+    def rewrite(self, engine: Engine, domain: str) -> None:
+        """Write a domain's memory and buffers now, so that nothing that was purged is left on disk.
+
+        Raises:
+            OSError: It could not be written.
+        """
+        if self._storage is None:
+            return
+        with self._writing:
+            for key in list(self._sizes):
+                if split_key(key.partition("/")[2])[0] == domain:
+                    del self._sizes[key]
+            self._save_rest(engine, lambda work: engine.core.call(work).result(60))
 
     def restore(self, engine: Engine) -> None:
         """Bring back what was saved; before the engine's thread runs."""
@@ -170,6 +185,10 @@ class StateKeeper:
 
     def _save_rest(self, engine: Engine, on_engine: OnEngine) -> None:
         """Router, drafts, memories and buffers; copied on the engine's thread, written on this one."""
+        with self._writing:
+            self._write_rest(engine, on_engine)
+
+    def _write_rest(self, engine: Engine, on_engine: OnEngine) -> None:
         assert self._storage is not None
         assert self._memories is not None
         assert self._buffers is not None

@@ -18,6 +18,7 @@ from drafts.errors import BusyError, ContextLengthError, InvalidValueError, Unkn
 from drafts.registry import Registry
 from osd.types import BASE_DOMAIN, Assignment, FinishReason, Round, SamplingParams, TokenLogprob
 from router.bodies.api import Completion, Delta
+from router.bodies.buffers import DomainBuffers
 from router.bodies.sampling import sampling_params
 from router.bodies.versions import DomainVersions
 
@@ -149,6 +150,7 @@ class FakeEngine:
         self.events: list[dict[str, Any]] = []
         self.matrix: dict[str, Any] = {}
         self.versions = DomainVersions(Registry())
+        self.buffers = DomainBuffers(lambda: list(self.registered))
         self.sources: dict[str, Any] = {}
         self.closed = 0
         self.model = FakeModel(lambda ids: encode(self.answer(self.decode_prompt(ids))))

@@ -145,3 +145,27 @@ def test_versions_that_name_no_trunk_stay_where_their_form_fits(start: Any, tmp_
     assert number > 0
     with start() as engine:
         assert engine.parts.registry.current("boats").number == number
+
+
+def test_what_was_purged_is_on_disk_no_more(start, tmp_path) -> None:
+    with start() as engine:
+        learn(engine)
+        engine.generate("tree leaf forest", max_tokens=24, domain="trees", ignore_eos=True)
+        assert engine.parts.scheduler is not None
+        engine.compute(engine.parts.scheduler.drain)
+    files = {kind: tmp_path / "state" / kind / "boats.safetensors" for kind in ("buffers", "memories")}
+    sizes = {kind: file.stat().st_size for kind, file in files.items()}
+    with start() as engine:
+        gone = engine.buffers.purge("boats")
+        assert gone["buffers"][0]["records"] > 0
+        assert gone["memory"]["tokens"] > 0
+        assert "purge" in [event["kind"] for event in engine.stats()["events"]]
+        for kind, file in files.items():
+            assert file.stat().st_size < sizes[kind] / 4
+        assert engine.buffers.show("trees")["memory"]["tokens"] > 0
+        engine.generate("boat sail harbour", max_tokens=4, domain="boats")
+    with start() as engine:
+        shown = engine.buffers.show("boats")
+        assert sum(row["records"] + row["held_back"] for row in shown["buffers"]) <= 1
+        assert shown["memory"]["tokens"] <= 4
+        assert engine.buffers.show("trees")["memory"]["tokens"] > 0
