@@ -132,10 +132,10 @@ class LearnConfig(_Config):
         description="With learner ensemble, by how much weights follow a nat of loss on fresh positions.",
     )
     loss: LossName = Field(default="forward_kl", description="Distillation loss.")
-    focus: Literal["wrong", "weighted", "all"] = Field(
+    focus: Literal["wrong", "weighted", "all", "rounds"] = Field(
         default="weighted",
         description="Positions that count: those where this expert was wrong; those, with the right ones "
-        "polished by right_loss; or all alike.",
+        "polished by right_loss; all alike; or the last of each round, as OSD has it (whatever drafted it).",
     )
     right_share: float = Field(
         default=0.9,

@@ -156,11 +156,13 @@ class Batch:
         hidden: ``[N, W]``, what the head reads of each.
         target: The target's distribution.
         emitted: int64 ``[N]``.
+        ends: bool ``[N]``, whether a position was the last of its round.
     """
 
     hidden: torch.Tensor
     target: SparseTarget
     emitted: torch.Tensor
+    ends: torch.Tensor
 
 
 def collate(drawn: Sequence[tuple[BufferRecord, int]], to_draft: torch.Tensor) -> Batch:
@@ -170,4 +172,5 @@ def collate(drawn: Sequence[tuple[BufferRecord, int]], to_draft: torch.Tensor) -
     ids = torch.stack([record.top_ids[row] for record, row in drawn]).to(device)
     logprobs = torch.stack([record.top_logprobs[row] for record, row in drawn]).to(device)
     emitted = torch.stack([record.emitted[row] for record, row in drawn]).to(device).long()
-    return Batch(hidden, SparseTarget.from_evidence(ids, logprobs, to_draft), emitted)
+    ends = torch.stack([record.ends[row] for record, row in drawn]).to(device)
+    return Batch(hidden, SparseTarget.from_evidence(ids, logprobs, to_draft), emitted, ends)

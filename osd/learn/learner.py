@@ -138,6 +138,9 @@ class ExpertLearner:
         config = self.config
         if config.focus == "all":
             return LOSSES[config.loss](logits, batch.target).mean()
+        if config.focus == "rounds":
+            found = LOSSES[config.loss](logits, batch.target)[batch.ends]
+            return found.mean() if len(found) else None
         right = is_right(logits.detach(), batch.emitted, self.head.token_ids)
         share = config.right_share if config.focus == "weighted" else 0.0
         terms = (

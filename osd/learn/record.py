@@ -54,6 +54,14 @@ class BufferRecord:
         """Memory of its tensors."""
         return sum(t.numel() * t.element_size() for t in self.tensors().values())
 
+    @cached_property
+    def ends(self) -> torch.Tensor:
+        """bool ``[P]``: whether a position is the last of its round, where a draft was corrected or ran out.
+
+        These are the one position a round that OSD (arXiv 2310.07177, Algorithm 1) calls wrong.
+        """
+        return torch.isin(self.positions.long(), self.boundaries.long() - 1)
+
     @property
     def agreement(self) -> float:
         """Share of positions the scored version had right; 0 for an empty record."""

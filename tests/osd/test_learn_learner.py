@@ -97,7 +97,7 @@ def test_training_raises_agreement_and_leaves_the_served_expert_alone() -> None:
 def spoilt(batch: Batch, value: float) -> Batch:
     hidden = batch.hidden.clone()
     hidden[3, 2] = value
-    return Batch(hidden, batch.target, batch.emitted)
+    return Batch(hidden, batch.target, batch.emitted, batch.ends)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -168,7 +168,7 @@ def half_wrong(head) -> tuple[Batch, torch.Tensor]:
     logits = head.logits(batch.hidden, head.served("math"))
     emitted = IDS[logits.argmax(-1)].clone()
     emitted[::2] = 1 + (emitted[::2] + 1) % 48
-    return Batch(batch.hidden, batch.target, emitted), ~is_right(logits, emitted, IDS)
+    return Batch(batch.hidden, batch.target, emitted, batch.ends), ~is_right(logits, emitted, IDS)
 
 
 def test_focus_distils_wrong_positions_alone_with_the_right_ones_polished_or_all() -> None:
@@ -195,7 +195,7 @@ def test_a_step_cut_into_slices_equals_a_whole_one() -> None:
     half = len(batch.emitted) // 2
     for rows in (slice(0, half), slice(half, 2 * half)):
         index = torch.arange(len(batch.emitted))[rows]
-        part = Batch(batch.hidden[index], batch.target.rows(index), batch.emitted[index])
+        part = Batch(batch.hidden[index], batch.target.rows(index), batch.emitted[index], batch.ends[index])
         assert cut.accumulate(part, 0.5) is not None
     assert cut.apply()
     for name, tensor in cut.candidate().items():
@@ -222,3 +222,28 @@ def test_sampled_requests_score_one_minus_total_variation() -> None:
     q = logits.softmax(-1).gather(-1, target.index.clamp_min(0)) * inside
     overlap = torch.minimum(q, target.probs).sum(-1) + torch.minimum(1 - q.sum(-1), target.tail)
     torch.testing.assert_close(values, overlap, atol=1e-3, rtol=1e-3)
+
+
+def test_a28_the_last_position_of_a_round_is_the_token_that_corrected_it() -> None:
+    head = tiny_head("math")
+    record = finished(1, prompt=5, output=9)
+    made = scored(head, record)
+    rounds = [item.emitted for item in record.rounds]
+    ends = [sum(rounds[: at + 1]) - 1 for at in range(len(rounds))]
+    assert made.positions[made.ends].tolist() == [at for at in ends if at < 9]
+    assert made.emitted[made.ends].tolist() == [record.output_ids[at] for at in ends if at < 9]
+
+
+def test_with_focus_rounds_only_ends_of_rounds_teach() -> None:
+    head = tiny_head("math")
+    batch = all_rows([scored(head, finished(n, output=9)) for n in range(4)])
+    assert 0 < int(batch.ends.sum()) < len(batch.ends)
+    learner = ExpertLearner(head, head.served("math"), LearnConfig(focus="rounds"))
+    logits = head.logits(batch.hidden, learner.candidate())
+    expected = forward_kl(logits, batch.target)[batch.ends].mean()
+    assert learner.step(batch) == pytest.approx(float(expected), rel=1e-5)
+    before = learner.candidate()
+    none = Batch(batch.hidden, batch.target, batch.emitted, torch.zeros_like(batch.ends))
+    assert learner.step(none) == 0.0
+    for name, tensor in learner.candidate().items():
+        assert torch.equal(tensor, before[name])
