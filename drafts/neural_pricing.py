@@ -38,9 +38,9 @@ OWN_COUNT, MOST_COUNT = 20.0, 200.0
 domain sees a fraction of the traffic: judged by its own few rows alone, some give a good source up by bad
 luck."""
 
-HOPE = 0.5
-"""Tokens over the root of the observations of all domains, by which their mean may be too low: without it the
-first few rows could decide against a source, and nobody would ask again."""
+FIRST_COUNT = 20.0
+"""Observations that what is assumed of all domains counts as: with few of them the first rows could decide
+against a source, and nobody would ask again."""
 
 DOUBT = 0.7
 """Share of a domain's observations that still counts after a time without: old evidence gives way to what
@@ -151,12 +151,11 @@ class NeuralPricing:
         """Accepted tokens that asking is expected to add to a row, and nodes it adds to its tree."""
         at = bisect(EDGES, sure)
         shared, own = self._shared[at], self._lifts.get((domain, at))
-        hope = HOPE / shared.count**0.5
         if own is None:
-            return shared.tokens + hope, shared.nodes
+            return shared.tokens, shared.nodes
         weight = own.count / (own.count + OWN_COUNT)
         return (
-            shared.tokens + hope + weight * (own.tokens - shared.tokens),
+            shared.tokens + weight * (own.tokens - shared.tokens),
             shared.nodes + weight * (own.nodes - shared.nodes),
         )
 
@@ -213,6 +212,6 @@ class NeuralPricing:
 
 
 def _first_lift(at: int) -> _Lift:
-    """What is assumed of all domains; it counts as a few observations."""
+    """What is assumed of all domains."""
     middle = (0.1, 0.4, 0.6, 0.8, 0.95)[at]
-    return _Lift(DEFAULT_LIFT * (1.0 - middle) + 0.05, count=5.0)
+    return _Lift(DEFAULT_LIFT * (1.0 - middle) + 0.05, count=FIRST_COUNT)
