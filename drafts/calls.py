@@ -89,7 +89,7 @@ class NeuralCalls:
             able = self._chosen(name, source, able, rows, worth)
         if not able:
             return
-        unread = sum(source.unread(rows[index]) for index, _ in able)
+        unread = [source.unread(rows[index]) for index, _ in able]
         floor = 0.0
         if not worth.always:
             depth = self._pricing[name].depth_floor(worth.goodput, len(able))

@@ -159,18 +159,18 @@ class NeuralPricing:
             shared.nodes + weight * (own.nodes - shared.nodes),
         )
 
-    def note_call(self, rows: int, milliseconds: float, unread: int = 0) -> None:
+    def note_call(self, rows: int, milliseconds: float, unread: Sequence[int] = ()) -> None:
         """Follow the cost of a call.
 
         Args:
             rows: Rows it was made for.
             milliseconds: What it took; one slow call (a busy machine) counts little.
-            unread: Tokens of a text that it read for the first time. Many say what reading costs, not what
-                a call does.
+            unread: Tokens of each row that it read for the first time. Where they are many of one row, the
+                time says what reading costs, not what a call does.
         """
         old = self.call_ms(rows)
-        if unread >= LONG_READ:
-            each = max(milliseconds - old, 0.0) / unread
+        if long := sum(count for count in unread if count >= LONG_READ):
+            each = max(milliseconds - old, 0.0) / long
             self._read_ms += READ_RATE * (min(each, 3 * self._read_ms) - self._read_ms)
             return
         count = self._calls[rows] = self._calls.get(rows, 0) + 1

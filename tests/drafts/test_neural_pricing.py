@@ -88,18 +88,26 @@ def test_old_evidence_of_a_domain_gives_way_to_what_all_domains_gain():
 def test_reading_a_prompt_is_no_part_of_what_a_call_costs():
     pricing = NeuralPricing()
     for _ in range(20):
-        pricing.note_call(1, 41.0, unread=800)
+        pricing.note_call(1, 41.0, unread=[800])
         for _ in range(5):
-            pricing.note_call(1, 1.0, unread=2)
+            pricing.note_call(1, 1.0, unread=[2])
     assert pricing.call_ms(1) == pytest.approx(1.0, abs=0.1)
     assert pricing.read_ms(800) == pytest.approx(40.0, rel=0.1)
+
+
+def test_the_last_tokens_of_many_rows_are_no_reading():
+    pricing = NeuralPricing()
+    for _ in range(60):
+        pricing.note_call(16, 8.0, unread=[2] * 16)
+    assert pricing.call_ms(16) == pytest.approx(8.0, abs=0.1)
+    assert pricing.read_ms(100) == NeuralPricing().read_ms(100)
 
 
 def test_a_long_unread_prompt_is_read_only_where_that_pays_over_several_steps():
     pricing = NeuralPricing()
     for _ in range(50):
-        pricing.note_call(1, 41.0, unread=800)
-        pricing.note_call(1, 1.0, unread=2)
+        pricing.note_call(1, 41.0, unread=[800])
+        pricing.note_call(1, 1.0, unread=[2])
         pricing.note_gain("d", 0.0, 0.5, 1.0)
     assert pricing.choose(["d"], [0.0], 0.2, 0.5, unread=[400]) == [True]
     assert pricing.choose(["d"], [0.0], 0.2, 0.5, unread=[4000]) == [False]
