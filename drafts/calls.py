@@ -85,11 +85,11 @@ class NeuralCalls:
             worth: Of this step.
         """
         able = list(asked.items())
+        unread = {index: source.unread(rows[index]) for index, _ in able}
         if not worth.always and able:
-            able = self._chosen(name, source, able, rows, worth)
+            able = self._chosen(name, able, unread, rows, worth)
         if not able:
             return
-        unread = [source.unread(rows[index]) for index, _ in able]
         floor = 0.0
         if not worth.always:
             depth = self._pricing[name].depth_floor(worth.goodput, len(able))
@@ -107,7 +107,7 @@ class NeuralCalls:
         took = (self.clock() - begin) * 1e3 / worth.slowdown
         self.spent_ms += took
         if spoke:
-            self._pricing[name].note_call(len(spoke), took, unread)
+            self._pricing[name].note_call(len(spoke), took, [unread[index] for index, _ in able])
         for index in spoke:
             able[index][1].neural.append(name)
             able[index][1].call_ms += took / len(spoke)
@@ -141,8 +141,8 @@ class NeuralCalls:
     def _chosen(
         self,
         name: str,
-        source: NeuralSource,
         able: Sequence[tuple[int, Asked]],
+        unread: Mapping[int, int],
         rows: Sequence[DraftRow],
         worth: Worth,
     ) -> list[tuple[int, Asked]]:
@@ -153,7 +153,7 @@ class NeuralCalls:
             [item.sure for _, item in able],
             worth.goodput,
             worth.node_ms,
-            unread=[source.unread(rows[index]) for index, _ in able],
+            unread=[unread[index] for index, _ in able],
             discount=EVIDENCE_DISCOUNT if pays else 1.0,
             afford=self.pacing.afford,
         )

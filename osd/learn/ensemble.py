@@ -44,6 +44,10 @@ class EnsembleLearner:
     """
 
     wants_fresh = True
+    weights: list[float]
+    losses: list[float]
+    mean_loss: float
+    charges: int
 
     def __init__(self, head: TrainableHead, served: Expert, config: LearnConfig) -> None:
         self.head = head
@@ -52,10 +56,6 @@ class EnsembleLearner:
             ExpertLearner(head, served, config.model_copy(update={"rate": factor * config.rate}))
             for factor in config.ensemble_rates
         ]
-        self.weights: list[float] = []
-        self.losses: list[float] = []
-        self.mean_loss = 0.0
-        self.charges = 0
         self._uniform()
 
     def restart(self, served: Expert) -> None:

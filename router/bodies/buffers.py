@@ -104,8 +104,9 @@ class DomainBuffers:
         return before
 
     def _check(self, domain: str) -> None:
-        if domain not in self._domains():
-            raise UnknownNameError("domain", domain, sorted(self._domains()))
+        known = self._domains()
+        if domain not in known:
+            raise UnknownNameError("domain", domain, sorted(known))
 
     def _buffers(self, domain: str) -> dict[str, DomainBuffer]:
         """A domain's buffers by kind of expert."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 
@@ -170,7 +168,7 @@ def test_a_record_that_comes_in_the_middle_of_an_update_is_not_charged_afterward
     domain.observe(scored(head, finished(3), 3))
     while run.advance():
         pass
-    domain.observe(dataclasses.replace(scored(head, finished(4), 4)))
+    domain.observe(scored(head, finished(4), 4))
     assert [record.number for record in domain.fresh(8)] == [4]
 
 

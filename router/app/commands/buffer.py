@@ -9,6 +9,7 @@ import typer
 
 from router.app.client_url import DEFAULT_URL
 from router.app.commands.domains import AsJson, Kind, Url
+from router.app.commands.output import print_json
 
 app = typer.Typer(no_args_is_help=True, help="What the running server keeps of a domain's answers.")
 
@@ -27,9 +28,7 @@ def show(name: Name, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
 
     kept = Client(url).buffer(name)
     if as_json:
-        import json
-
-        typer.echo(json.dumps(kept, indent=2, ensure_ascii=False))
+        print_json(kept)
         return
     for row in kept["buffers"]:
         typer.echo(_line(row))
@@ -52,15 +51,12 @@ def export(
 
     [cyan]polydraft buffer export sql sql.buffer.safetensors[/cyan]
     """
-    from drafts.errors import InvalidValueError
+    from drafts.checkpoint import write_atomically
     from router.app.client import Client
 
     content = Client(url).export_buffer(name, kind)
-    try:
-        file.write_bytes(content)
-    except OSError as error:
-        raise InvalidValueError("FILE", str(file), f"a file that can be written ({error})") from None
-    typer.echo(f"{file}: {len(content) / 1e6:.1f} MB")
+    write_atomically(file, content)
+    typer.echo(f"wrote {file} ({len(content)} bytes)")
 
 
 @app.command()

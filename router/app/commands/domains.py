@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from router.app.client_url import DEFAULT_URL
+from router.app.commands.output import print_json
 
 app = typer.Typer(no_args_is_help=True, help="Domains of the running server and their drafts' versions.")
 
@@ -28,7 +29,7 @@ def list_domains(url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
 
     rows = Client(url).domains()
     if as_json:
-        _print_json(rows)
+        print_json(rows)
     else:
         _print_table(rows)
 
@@ -94,7 +95,7 @@ def versions(
 
     rows = Client(url).versions(name, kind)
     if as_json:
-        _print_json(rows)
+        print_json(rows)
     else:
         _print_versions(name, rows)
 
@@ -184,7 +185,7 @@ def stats(
     client = Client(url)
     figures = client.stats()
     if as_json:
-        _print_json(figures)
+        print_json(figures)
         return
     if matrix:
         _print_matrices(figures.get("matrix", {}))
@@ -213,12 +214,6 @@ def _read_examples(path: Path) -> list[str]:
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidValueError("--examples-file", str(path), f"a readable text file ({error})") from None
     return [line.strip() for line in lines if line.strip()]
-
-
-def _print_json(content: Any) -> None:
-    import json
-
-    typer.echo(json.dumps(content, indent=2, ensure_ascii=False))
 
 
 def _print_matrices(matrices: dict[str, Any]) -> None:
