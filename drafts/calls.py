@@ -119,17 +119,20 @@ class NeuralCalls:
     def note_gains(
         self, domain: str, asked: Asked, right: Mapping[str, int], proposal: Proposal, accepted: int
     ) -> None:
-        """What the sources asked about a row added to it.
+        """What the sources asked about a row added to it; nothing is learned where no node was verified.
 
         Args:
             domain: The row's domain.
             asked: The row.
-            right: Per source that spoke, the leading tokens it had right.
+            right: Per source that spoke, the leading emitted tokens it had right, verified or not.
             proposal: What was verified.
             accepted: How many of its nodes were accepted.
         """
+        if not len(proposal):
+            return
         for name in asked.neural:
             others = max((count for other, count in right.items() if other != name), default=0)
+            others = min(others, accepted)
             alone = sum(sources == name for sources in proposal.sources)
             self._pricing[name].note_gain(domain, asked.sure, accepted - others, alone)
 
@@ -155,6 +158,6 @@ class NeuralCalls:
             worth.node_ms,
             unread=[unread[index] for index, _ in able],
             discount=EVIDENCE_DISCOUNT if pays else 1.0,
-            afford=self.pacing.afford,
+            afford=self.pacing.call_allowance.afford,
         )
         return [item for item, yes in zip(able, wanted, strict=True) if yes]

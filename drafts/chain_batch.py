@@ -46,11 +46,16 @@ class RowState:
 
     def forget_wrong(self, tokens: Sequence[int]) -> int:
         """Drop entries that ``tokens`` do not confirm, and the last one's; how many tokens are to be read."""
+        unread = self.unread(tokens)
+        self.crop(len(tokens) - unread)
+        return unread
+
+    def unread(self, tokens: Sequence[int]) -> int:
+        """How many of ``tokens`` are to be read: what the entries do not confirm, and always the last."""
         limit = min(len(self.held), len(tokens) - 1)
         same = min(self.committed, limit)
         while same < limit and self.held[same] == tokens[same]:
             same += 1
-        self.crop(same)
         return len(tokens) - same
 
     def crop(self, length: int) -> None:

@@ -266,7 +266,7 @@ class Mixture:
             pays = pacing.pays(row.domain, len(rows))
             if not self.regret.due(row, hurry=pays):
                 continue
-            if not (pays or pacing.afford(pacing.ask_ms(len(rows)))):
+            if not (pays or pacing.allowance.afford(pacing.ask_ms(len(rows)))):
                 continue
             depth = min(cap, DEPTHS[-1])
             names = tuple(self.sources)

@@ -129,6 +129,7 @@ class NeuralPricing:
             more = self.call_ms(len(chosen) + 1) - (self.call_ms(len(chosen)) if chosen else 0.0)
             if afford(max(more, 0.0) + reading[index]):
                 chosen.add(index)
+                self._lift(domains[index], sure[index]).count *= DOUBT
         for index in chosen:
             self._lift(domains[index], sure[index]).idle = 0
         return [index in chosen for index in range(len(worth))]
@@ -137,9 +138,11 @@ class NeuralPricing:
         """Expected milliseconds of one call over ``rows`` rows."""
         if rows in self._call_ms:
             return self._call_ms[rows]
+        if not self._call_ms:
+            return DEFAULT_CALL_MS
         known = [n for n in self._call_ms if n < rows]
         if not known:
-            return DEFAULT_CALL_MS
+            return self._call_ms[min(self._call_ms)]
         nearest = max(known)
         return self._call_ms[nearest] * (1.0 + 0.15 * (rows - nearest))
 
@@ -166,10 +169,12 @@ class NeuralPricing:
             rows: Rows it was made for.
             milliseconds: What it took; one slow call (a busy machine) counts little.
             unread: Tokens of each row that it read for the first time. Where they are many of one row, the
-                time says what reading costs, not what a call does.
+                time says what reading costs, not what a call does; unless it is less than a call was thought
+                to take even without.
         """
         old = self.call_ms(rows)
-        if long := sum(count for count in unread if count >= LONG_READ):
+        long = sum(count for count in unread if count >= LONG_READ)
+        if long and milliseconds >= old:
             each = max(milliseconds - old, 0.0) / long
             self._read_ms += READ_RATE * (min(each, 3 * self._read_ms) - self._read_ms)
             return
@@ -191,18 +196,16 @@ class NeuralPricing:
         for key in [key for key in self._lifts if key[0] == domain]:
             del self._lifts[key]
 
-    def _overdue(self, domains: Sequence[str], sure: Sequence[float], left: Sequence[int]) -> set[int]:
-        """One of the rows left out for every kind of row that was left out too often in a row."""
+    def _overdue(self, domains: Sequence[str], sure: Sequence[float], left: Sequence[int]) -> list[int]:
+        """One of the rows left out for every kind of row left out too often in a row, longest first."""
         kinds = {(domains[index], bisect(EDGES, sure[index])): index for index in left}
-        found: set[int] = set()
+        waited: list[tuple[int, int]] = []
         for index in kinds.values():
             lift = self._lift(domains[index], sure[index])
             lift.idle += 1
             if lift.idle >= REFRESH_STEPS:
-                lift.idle = 0
-                lift.count *= DOUBT
-                found.add(index)
-        return found
+                waited.append((-lift.idle, index))
+        return [index for _, index in sorted(waited)]
 
     def _lift(self, domain: str, sure: float) -> _Lift:
         at = bisect(EDGES, sure)

@@ -11,13 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from drafts.allowance import Allowance
 from drafts.proposal import Price
 
-ALLOWANCE = 0.005
-"""Share of the time that may go into asking where it does not pay."""
-
-SAVED_STEPS = 50
-"""Steps whose allowance can be saved up, for what costs more than one step allows."""
+ALLOWANCE, CALL_ALLOWANCE = 0.005, 0.0025
+"""Shares of the time that may go into asking memories, and into neural calls, where that does not pay. They
+are apart, as memories are cheap and asked every few steps: nothing would ever be left for a call."""
 
 FIRST_MS = 0.1
 """Milliseconds assumed of asking one row, before it was timed. The first time a source sees a request it
@@ -53,6 +52,8 @@ class Pacing:
         rate: Weight of one observation.
         calls_rate: The same where calls are charged, of which a request's first reads its whole prompt.
         goodput_rate: The same for goodput.
+        allowance: What may be spent on asking memories where that does not pay.
+        call_allowance: The same for neural calls.
     """
 
     rate: float = 0.1
@@ -61,8 +62,8 @@ class Pacing:
     _goodput: dict[int, float] = field(default_factory=dict)
     _ask_ms: dict[int, float] = field(default_factory=dict)
     _worth: dict[tuple[str, int], _Worth] = field(default_factory=dict)
-    _saved_ms: float = 0.0
-    _most_ms: float = 0.0
+    allowance: Allowance = field(default_factory=lambda: Allowance(ALLOWANCE))
+    call_allowance: Allowance = field(default_factory=lambda: Allowance(CALL_ALLOWANCE))
     _turn: int = 0
     _tried: int = 0
 
@@ -91,9 +92,9 @@ class Pacing:
             able: Whether a row may hold a proposal at all.
             price: Of this step.
         """
-        earned = ALLOWANCE * price.step_ms(price.rows)
-        self._most_ms = SAVED_STEPS * earned
-        self._saved_ms = min(self._saved_ms + earned, self._most_ms)
+        step_ms = price.step_ms(price.rows)
+        self.allowance.earn(step_ms)
+        self.call_allowance.earn(step_ms)
         wanted = [may and self.pays(d, price.rows) for d, may in zip(domains, able, strict=True)]
         cost = self.ask_ms(price.rows)
         count = len(wanted)
@@ -101,21 +102,10 @@ class Pacing:
         self._tried = 0
         for offset in range(count):
             index = (self._turn + offset) % count
-            if able[index] and not wanted[index] and self.afford(cost):
+            if able[index] and not wanted[index] and self.allowance.afford(cost):
                 wanted[index] = True
                 self._tried += 1
         return wanted
-
-    def afford(self, milliseconds: float) -> bool:
-        """Take ``milliseconds`` out of the allowance, if they are there.
-
-        What costs more than can ever be saved up is granted when all is there, and paid off afterwards: else
-        a dear source could never come back.
-        """
-        if self._saved_ms < min(milliseconds, self._most_ms):
-            return False
-        self._saved_ms -= milliseconds
-        return True
 
     def pays(self, domain: str, rows: int) -> bool:
         """Whether asking the memories pays for a domain at this number of rows; assumed until known."""
@@ -132,7 +122,7 @@ class Pacing:
         if not asked:
             return
         old, each = self.ask_ms(rows), milliseconds / asked
-        self._saved_ms = max(self._saved_ms - self._tried * (each - old), -self._most_ms)
+        self.allowance.correct(self._tried * (each - old))
         rate = self.rate if each < old else 0.5 * self.rate
         self._ask_ms[rows] = old + rate * (min(each, BLIP * old) - old)
 

@@ -120,7 +120,7 @@ class EagleSource(NeuralSource):
         alive: list[HeadPath] = []
         for at, (row, limit) in enumerate(zip(rows, limits, strict=True)):
             limit = min(limit, self.max_depth)
-            if limit > 0 and row.features is not None and len(row.tokens) > 1:
+            if limit > 0 and _readable(row):
                 alive.append(HeadPath(at, row, self._cache(row), self.bank.index(row.domain), limit))
         if not alive:
             return
@@ -135,7 +135,9 @@ class EagleSource(NeuralSource):
             found = self.forward.step(alive, hidden, depth)
 
     def unread(self, row: DraftRow) -> int:
-        """See :meth:`NeuralSource.unread`: at most a window."""
+        """See :meth:`NeuralSource.unread`: at most a window; nothing where it would be silent."""
+        if not _readable(row):
+            return 0
         cache = row.scratch.get(self.name)
         read = cache.next_pair if isinstance(cache, HeadCache) else 0
         return min(max(len(row.tokens) - 1 - read, 0), self.window)
@@ -219,3 +221,8 @@ class EagleSource(NeuralSource):
             "rank": self.bank.rank,
             "draft_vocabulary": len(self._ids),
         }
+
+
+def _readable(row: DraftRow) -> bool:
+    """Whether there is a pair of feature and token to predict from."""
+    return row.features is not None and len(row.tokens) > 1

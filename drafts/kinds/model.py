@@ -280,9 +280,11 @@ class ModelSource(NeuralSource):
                 raise
 
     def unread(self, row: DraftRow) -> int:
-        """See :meth:`NeuralSource.unread`."""
-        state = row.scratch.get(self.name)
-        return len(row.tokens) - (len(state.held) if isinstance(state, RowState) else 0)
+        """See :meth:`NeuralSource.unread`: nothing where it would be silent, all after another adapter."""
+        draft, domain = self._serving(row.domain)
+        if draft is None or self._room(draft, row) <= 0:
+            return 0
+        return draft.state_for(domain, row.scratch.get(self.name)).unread(row.tokens)
 
     def _serving(self, domain: str) -> tuple[DraftModel | None, str]:
         """Model and domain of the adapter that draft for ``domain`` now."""

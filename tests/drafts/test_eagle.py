@@ -43,7 +43,19 @@ def test_rows_without_features_or_pairs_stay_silent() -> None:
     eagle = source()
     blind = row(6, 1)
     blind.features = None
-    assert eagle.propose([blind, row(1, 2, prompt=1)], [3, 3]) == [EMPTY, EMPTY]
+    silent = [blind, row(1, 2, prompt=1)]
+    assert eagle.propose(silent, [3, 3]) == [EMPTY, EMPTY]
+    assert [eagle.unread(item) for item in silent] == [0, 0]
+
+
+def test_unread_is_what_the_next_call_reads_at_most_a_window() -> None:
+    eagle = source(window=8)
+    item = row(30, 1)
+    assert eagle.unread(item) == 8
+    eagle.propose([item], [2])
+    assert eagle.unread(item) == 0
+    item.tokens += [1, 2, 3]
+    assert eagle.unread(item) == 3
 
 
 @pytest.mark.parametrize("steps", [[1, 1, 1], [3, 1, 5, 2], [40]])

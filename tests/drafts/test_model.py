@@ -109,6 +109,7 @@ def test_a08_beyond_its_context_it_is_silent_with_one_warning(caplog: pytest.Log
             proposal = source.propose([item], [4])[0]
             sizes.append(len(proposal))
             item.tokens.append(5)
+            assert (source.unread(item) > 0) == (len(item.tokens) <= 16)
     assert sizes == [4] * 11 + [3, 2, 1] + [0] * 7
     assert sum("context of 16" in record.message for record in caplog.records) == 1
 
@@ -193,7 +194,9 @@ def test_a_request_that_changes_domain_gets_a_fresh_cache() -> None:
     source.attach("math", DraftModel(special, VOCAB))
     item = row([1, 2, 3])
     source.propose([item], [3])
+    assert source.unread(item) == 1
     item.domain = "math"
+    assert source.unread(item) == 3
     assert source.propose([item], [3])[0].tokens == greedy(special, [1, 2, 3], 3)
 
 

@@ -132,3 +132,29 @@ def test_a_cheap_source_is_known_as_cheap_after_a_few_calls_though_the_first_rea
     for _ in range(40):
         pricing.note_call(1, 2.0)
     assert pricing.call_ms(1) > 1.9
+
+
+def test_a_price_once_too_high_is_mended_although_every_call_reads():
+    pricing = NeuralPricing()
+    for _ in range(40):
+        pricing.note_call(1, 60.0)
+    for _ in range(40):
+        pricing.note_call(1, 2.0, unread=[REFRESH_STEPS])
+    assert pricing.call_ms(1) < 3.0
+
+
+def test_fewer_rows_than_any_known_cost_no_less_than_the_fewest_known():
+    pricing = NeuralPricing()
+    for _ in range(60):
+        pricing.note_call(16, 6.9)
+    assert pricing.call_ms(8) == pytest.approx(6.9, abs=0.1)
+
+
+def test_what_a_refusal_put_off_is_asked_at_the_next_step_and_nothing_is_doubted():
+    pricing = learned()
+    before = pricing.expected("d", 0.0)
+    for _ in range(2 * REFRESH_STEPS):
+        assert pricing.choose(["d"], [0.0], 0.1, 0.5, afford=lambda milliseconds: False) == [False]
+    assert pricing.expected("d", 0.0) == before
+    assert choose(pricing, goodput=0.1) == [True]
+    assert choose(pricing, goodput=0.1) == [False]

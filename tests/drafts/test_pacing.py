@@ -3,7 +3,7 @@
 import pytest
 
 from drafts.depths import DepthAcceptance
-from drafts.pacing import ALLOWANCE, Pacing
+from drafts.pacing import ALLOWANCE, CALL_ALLOWANCE, Pacing
 from drafts.proposal import EMPTY, Price, Proposal
 
 CHAIN = Proposal.chain([5, 6], "a", [0.8, 0.5])
@@ -61,8 +61,8 @@ def test_the_allowance_is_saved_up_for_a_while_only():
     pacing = Pacing()
     for _ in range(10_000):
         pacing.whom([], [], price(4))
-    assert pacing.afford(50 * 100.0 * ALLOWANCE)
-    assert not pacing.afford(0.1)
+    assert pacing.allowance.afford(50 * 100.0 * ALLOWANCE)
+    assert not pacing.allowance.afford(0.1)
 
 
 def test_what_costs_more_than_can_be_saved_up_is_granted_once_and_paid_off():
@@ -71,8 +71,17 @@ def test_what_costs_more_than_can_be_saved_up_is_granted_once_and_paid_off():
     granted = 0
     for _ in range(1000):
         pacing.whom([], [], price(4))
-        granted += pacing.afford(3 * most)
+        pacing.note_asked(4, 4, 0.4)
+        granted += pacing.allowance.afford(3 * most)
     assert granted == 1 + 950 // 150
+
+
+def test_memories_that_use_up_their_allowance_leave_that_of_calls_alone():
+    pacing = resting(ask_ms=0.4)
+    for _ in range(100):
+        pacing.whom(["d"] * 4, [True] * 4, price(4))
+    assert not pacing.allowance.afford(0.4)
+    assert pacing.call_allowance.afford(50 * 100.0 * CALL_ALLOWANCE)
 
 
 def test_calls_that_lose_do_not_stop_memories_that_gain():
