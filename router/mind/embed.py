@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import threading
 from collections import OrderedDict
@@ -16,7 +17,8 @@ from numpy.typing import NDArray
 
 from drafts.errors import InvalidValueError
 from router.mind.instruction import is_blank, views
-from router.mind.packed_linear import fastest
+from router.mind.lean_bert import LeanBert, bert_obstacle
+from router.mind.packed_linear import fastest, packed
 
 Vector = NDArray[np.float32]
 """A unit vector ``[d]``, or several of them ``[n, d]``."""
@@ -95,7 +97,7 @@ class SentenceEncoder:
         tensors = {name: value for name, value in inputs.items() if torch.is_tensor(value)}
         for name, part in list(first.named_children()):
             if isinstance(part, torch.nn.Module) and any(True for _ in part.parameters()):
-                setattr(first, name, fastest(part, lambda model: _hidden(model(**tensors))))
+                setattr(first, name, fastest(part, lambda model: _hidden(model(**tensors)), _forms(part)))
 
 
 class Embedder:
@@ -181,6 +183,16 @@ def single_threaded() -> None:
     restore = threading.Thread(target=torch.set_num_threads, args=(before,))
     restore.start()
     restore.join()
+
+
+def _forms(part: torch.nn.Module) -> list[Callable[[torch.nn.Module], torch.nn.Module]]:
+    """Ways to compute what a transformer does."""
+    forms = []
+    for dtype in (torch.float32, torch.bfloat16):
+        forms.append(packed(dtype))
+        if bert_obstacle(part) is None:
+            forms.append(functools.partial(LeanBert, dtype=dtype))
+    return forms
 
 
 def _hidden(output: Any) -> torch.Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
@@ -28,40 +28,62 @@ class PackedLinear(nn.Module):
     Args:
         layer: The layer to stand in for.
         dtype: Of the blocked weights.
+        activation: ``none``, or ``gelu`` of the result.
 
     Raises:
         RuntimeError, NotImplementedError, AttributeError: This build of torch cannot.
     """
 
-    def __init__(self, layer: nn.Linear, dtype: torch.dtype) -> None:
+    def __init__(self, layer: nn.Linear, dtype: torch.dtype, activation: str = "none") -> None:
         super().__init__()
         self.dtype = dtype
+        self.activation = activation
         self.bias = None if layer.bias is None else layer.bias.detach().to(dtype)
         weight = layer.weight.detach().to(dtype).contiguous()
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, _PACKED_FOR_ROWS)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``x [..., in] -> [..., out]``."""
+        """``x [..., in] -> [..., out]``, of ``x``'s type."""
+        return self.product(x).to(x.dtype)
+
+    def product(self, x: torch.Tensor) -> torch.Tensor:
+        """The same in the type it is computed in."""
         found: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
-            x.to(self.dtype), self.packed, self.bias, "none", [], ""
+            x.to(self.dtype), self.packed, self.bias, self.activation, [], "none"
         )
-        return found.to(x.dtype)
+        return found
 
 
-def fastest(model: nn.Module, run: Callable[[nn.Module], torch.Tensor], repeats: int = 3) -> nn.Module:
-    """``model`` itself, or a copy with blocked linear layers if that takes clearly less time for the same.
+def packed(dtype: torch.dtype) -> Callable[[nn.Module], nn.Module]:
+    """Makes a copy of a model with blocked linear layers."""
+
+    def form(model: nn.Module) -> nn.Module:
+        other = copy.deepcopy(model)
+        _pack(other, dtype)
+        return other
+
+    return form
+
+
+def fastest(
+    model: nn.Module,
+    run: Callable[[nn.Module], torch.Tensor],
+    forms: Sequence[Callable[[nn.Module], nn.Module]] = (packed(torch.float32), packed(torch.bfloat16)),
+    repeats: int = 3,
+) -> nn.Module:
+    """``model`` itself, or another form of it if that takes clearly less time for the same.
 
     Args:
         model: A model on the CPU, in evaluation mode.
         run: Computes a typical input with the model it is given; vectors ``[..., d]``.
+        forms: Each makes one, and leaves ``model`` as it is; one that cannot be made or run is left out.
         repeats: The least of this many timings counts, the first call left out.
     """
     best, least = model, _WORTH * _seconds(model, run, repeats)
     expected = run(model)
-    for dtype in (torch.float32, torch.bfloat16):
+    for form in forms:
         try:
-            other = copy.deepcopy(model)
-            _pack(other, dtype)
+            other = form(model)
             alike = nn.functional.cosine_similarity(run(other).float(), expected.float(), dim=-1).min()
             seconds = _seconds(other, run, repeats)
         except (RuntimeError, NotImplementedError, AttributeError, TypeError, ValueError):
