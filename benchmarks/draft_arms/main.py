@@ -44,6 +44,10 @@ def parse_arguments(arguments: Sequence[str] | None = None, description: str = "
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--arms", default=",".join(ARMS), help="a list; all by default")
     parser.add_argument("--block", type=int, default=12, help="requests of a block")
+    parser.add_argument("--turn", type=int, default=1, help="requests of a label that come one after another")
+    parser.add_argument(
+        "--memory-bytes", type=int, help="bound of a domain's memory, instead of the config's"
+    )
     parser.add_argument("--shared-rates", default="0.3,1,3", help="multiples of learn.rate tried for shared")
     parser.add_argument("--pilot", type=int, default=20, help="requests of a label before one is chosen")
     parser.add_argument(
@@ -60,7 +64,7 @@ def parse_arguments(arguments: Sequence[str] | None = None, description: str = "
         found.shared_rates = [float(rate) for rate in _listed(found.shared_rates)]
     except ValueError:
         raise InvalidValueError("--shared-rates", found.shared_rates, "a list of numbers") from None
-    for name in ("per_label", "examples", "max_tokens", "block", "pilot", "repeats"):
+    for name in ("per_label", "examples", "max_tokens", "block", "turn", "pilot", "repeats"):
         if getattr(found, name) < 1:
             raise InvalidValueError("--" + name.replace("_", "-"), getattr(found, name), "at least 1")
     if found.block < 2:
@@ -101,7 +105,7 @@ def ready_requests(asked: Sequence[Asked], prompts: PromptBuilder, max_tokens: i
 def measure_arms(arguments: argparse.Namespace) -> dict[str, Any]:
     """The ``arms`` and ``matrix`` parts, and what belongs to them."""
     groups = by_label(arguments.traffic, arguments.limit, arguments.per_label, arguments.labels)
-    loaded = load_config(arguments.config)
+    loaded = _bounded(load_config(arguments.config), arguments.memory_bytes)
     config, groups = with_label_domains(_frozen_router(loaded), groups, arguments.examples)
     target, tokenizer = configured_target(config, trunk_layers(config))
     router = Router.from_config(config.router, config.domains, learn=False)
@@ -109,6 +113,14 @@ def measure_arms(arguments: argparse.Namespace) -> dict[str, Any]:
         return serve_arms(arguments, config, groups, target, tokenizer, router)
     finally:
         router.close()
+
+
+def _bounded(config: PolydraftConfig, memory_bytes: int | None) -> PolydraftConfig:
+    """Every domain's memory bounded to so many bytes."""
+    if memory_bytes is None:
+        return config
+    ngram = type(config.drafts.ngram)(**{**config.drafts.ngram.model_dump(), "max_bytes": memory_bytes})
+    return config.model_copy(update={"drafts": config.drafts.model_copy(update={"ngram": ngram})})
 
 
 def _frozen_router(config: PolydraftConfig) -> PolydraftConfig:
@@ -125,7 +137,7 @@ def serve_arms(
     router: Router,
 ) -> dict[str, Any]:
     """Serve all arms around a loaded target and put the figures together."""
-    asked = in_order(groups)
+    asked = in_order(groups, turn=arguments.turn)
     prompts = PromptBuilder(tokenizer, min(config.engine.max_length, target.max_positions))
     ready = ready_requests(asked, prompts, arguments.max_tokens)
     by_index = {one.asked.index: one for one in ready}

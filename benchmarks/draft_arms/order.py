@@ -1,4 +1,4 @@
-"""Requests in the order of serving: labels evenly mixed, so that the last quarter is the last of each."""
+"""Requests in the order of serving: labels mixed or in turns; the last quarter of each comes last."""
 
 from __future__ import annotations
 
@@ -27,14 +27,16 @@ class Asked:
     item: TrafficItem
 
 
-def in_order(groups: Mapping[str, Sequence[TrafficItem]], quarter: float = 0.75) -> list[Asked]:
-    """All requests, each label spread evenly over the whole run.
+def in_order(
+    groups: Mapping[str, Sequence[TrafficItem]], quarter: float = 0.75, turn: int = 1
+) -> list[Asked]:
+    """All requests, each label spread evenly over the whole run, in turns of ``turn`` requests.
 
     Those before ``quarter`` of their label come before all others, since a request's place in the run is
-    its place within its label.
+    that of its turn within its label.
     """
     placed = [
-        ((place - 0.5) / len(items), label, place, item)
+        (((place - 1) // turn + 0.5) / -(-len(items) // turn), label, place, item)
         for label, items in groups.items()
         for place, item in enumerate(items, start=1)
     ]

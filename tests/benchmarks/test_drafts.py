@@ -114,6 +114,21 @@ class TestOrder:
         }
         assert [one.place for one in asked if one.label == "few"] == list(range(1, 9))
 
+    def test_labels_take_turns(self) -> None:
+        asked = in_order({"a": items(40), "b": items(40)}, turn=10)
+        labels = [one.label for one in asked]
+        assert labels == [name for _ in range(4) for name in "ab" for _ in range(10)]
+        assert [one.last for one in asked] == [False] * 60 + [True] * 20
+        assert [one.place for one in asked if one.label == "b"] == list(range(1, 41))
+
+    def test_a_memorys_bound_is_checked_and_shared_has_the_sum(self) -> None:
+        config = main._bounded(PolydraftConfig(), 128 * 1024)
+        assert config.drafts.ngram.max_bytes == 128 * 1024
+        plan = make_plans(["shared"], config, [1.0])[0]
+        assert plan.config.drafts.ngram.max_bytes == (len(config.domains) + 1) * 128 * 1024
+        with pytest.raises(ValueError, match="max_bytes"):
+            main._bounded(PolydraftConfig(), 1)
+
     def test_no_block_lies_on_both_sides_of_the_border(self) -> None:
         blocks = in_blocks(in_order({"a": items(9), "b": items(7)}), 4)
         assert sum(map(len, blocks)) == 16
