@@ -32,6 +32,11 @@ REACH = 1.5
 SURPRISE = 0.4
 """Log-time by which a pass may differ from expectation and count in full; beyond, ever less."""
 
+LOOK_STEPS, LOOK_NODES, LOOK_MOST = 400, (1, 3, 7), 16
+"""Passes of a number of rows without a proposal after which some nodes are priced as free until one was
+verified: how many a row, in turns, and at most in all. A price that keeps all proposals away would never be
+corrected otherwise."""
+
 MOST_PER_ROW = 32
 """Tokens of a row up to which costs are told apart."""
 
@@ -49,6 +54,10 @@ class StepCosts:
     put down to drift, and only passes that differ from each other at the same time correct the shape. A
     Kalman filter over drift and corrections (a Gaussian process on a grid, forgetting as an
     Ornstein-Uhlenbeck process does) weighs all that. Decisions depend on shape and corrections alone.
+
+    A shape timed while something else ran may be far too high for some counts, more than corrections can
+    mend. Disturbances only add time, so a pass far faster than expected, between two as fast as expected,
+    proves it, and lowers the shape.
 
     Args:
         measured: Milliseconds by token count, from :meth:`TargetModel.measure_costs`; at least one.
@@ -70,6 +79,10 @@ class StepCosts:
         self._forgotten = (1.0 - KEEP**2) * LOOSE * kinship
         self._tables: dict[tuple[int, int], list[float]] = {}
         self._last: tuple[int, int, float] | None = None
+        self._silent: dict[int, int] = {}
+        self._looks = 0
+        self._calm = False
+        self._too_fast: tuple[int, float] | None = None
         self.passes: dict[int, int] = {}
 
     @property
@@ -102,6 +115,9 @@ class StepCosts:
                 it changes what one more node costs.
         """
         table = self._table(rows, beside)
+        if not beside and self._silent.get(rows, 0) >= LOOK_STEPS:
+            free = min(rows * LOOK_NODES[self._looks % len(LOOK_NODES)], LOOK_MOST)
+            table = [table[0]] * (free + 1) + table[free + 1 :]
         last = len(table) - 1
         return lambda tokens: table[min(max(tokens - rows, 0), last)]
 
@@ -115,6 +131,8 @@ class StepCosts:
             beside: Prompt tokens in it; such a pass is another thing and teaches nothing.
         """
         self._last = None
+        if not beside:
+            self._count(rows, tokens)
         if beside or rows < 1 or tokens < rows or not 0 < milliseconds < math.inf:
             return
         at, share = self._seen(rows, tokens)
@@ -122,6 +140,7 @@ class StepCosts:
         measured = math.log(milliseconds / float(self._at_load(np.array([tokens]))[0]))
         known = self._spread[:, at] @ share
         gap = measured - float(self._state[at] @ share)
+        self._doubt_shape(rows, tokens, gap, milliseconds)
         noise = NOISE * max(1.0, (gap / SURPRISE) ** 2)
         gain = known / (float(known[at] @ share) + noise)
         self._state += gain * gap
@@ -141,6 +160,35 @@ class StepCosts:
             rows: {each: self.ms(rows * each, rows) for each in PER_ROW}
             for rows in sorted(self.passes.copy())
         }
+
+    def _count(self, rows: int, tokens: int) -> None:
+        """Count passes without proposals, by their rows."""
+        if tokens > rows:
+            self._looks += self._silent.get(rows, 0) >= LOOK_STEPS
+            self._silent[rows] = 0
+        else:
+            self._silent[rows] = self._silent.get(rows, 0) + 1
+
+    def _doubt_shape(self, rows: int, tokens: int, gap: float, milliseconds: float) -> None:
+        """Lower the shape where a pass was far faster than it says, once the next shows no faster machine."""
+        calm = abs(gap) < SURPRISE
+        if calm and self._too_fast is not None:
+            self._lower(*self._too_fast)
+        self._too_fast = None
+        if self._calm and tokens > rows and gap < -SURPRISE:
+            self._too_fast = (tokens, milliseconds / self.drift)
+        self._calm = calm
+
+    def _lower(self, count: int, milliseconds: float) -> None:
+        """Let ``count`` tokens cost no more, fewer neither, and more in proportion to what they did.
+
+        That may be too low for these, which the first such pass will tell.
+        """
+        ratio = milliseconds / float(self._at_load(np.array([count]))[0])
+        if ratio < 1.0:
+            fewer = np.minimum(self._shape, milliseconds)
+            more = np.maximum(self._shape * ratio, milliseconds)
+            self._shape = np.where(self._counts <= count, fewer, more)
 
     def _table(self, rows: int, beside: int) -> list[float]:
         """Milliseconds for ``rows``, ``rows + 1``, … decoding tokens; never falling."""

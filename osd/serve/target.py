@@ -15,7 +15,12 @@ from torch import Tensor
 from drafts.errors import InvalidValueError
 from osd.serve.cache import SlotCache
 
-ROUNDS = 6
+ROUNDS, CALM_ROUNDS = 12, 6
+"""Most readings of a count's cost, and those that are enough where its two least agree."""
+
+ALIKE = 1.25
+"""Ratio up to which two readings agree."""
+
 """Most readings of a cost."""
 
 
@@ -121,8 +126,9 @@ class TargetModel(ABC):
         Args:
             counts: Token counts to measure, each spread over at most 8 rows.
             context: Committed tokens per row while measuring.
-            budget: Seconds after which no further round begins; two are always made, as the first
-                call of a kernel prepares it.
+            budget: Seconds after which no further round begins where the two least readings of every count
+                agree; two rounds are always made, as the first call of a kernel prepares it. Where they
+                disagree something else is running, and up to four times as long is spent.
         """
         wanted = sorted(set(counts))
         if not wanted or wanted[0] < 1:
@@ -136,17 +142,25 @@ class TargetModel(ABC):
             cache.commit(row, context)
         passes = {count: spread(count, context, self.vocab_size, 1 if count <= 8 else 8) for count in wanted}
         taken: dict[int, list[float]] = {count: [] for count in wanted}
-        deadline = time.perf_counter() + budget
+        begin = time.perf_counter()
         for turn in range(ROUNDS):
             for count in wanted:
                 taken[count].append(1e3 * timed(partial(self.forward, cache, passes[count]), self.device))
-            if turn and time.perf_counter() > deadline:
+            agreed = turn > 0 and all(_agree(readings) for readings in taken.values())
+            late = time.perf_counter() - begin > (budget if agreed else 4 * budget)
+            if turn and (late or (agreed and turn + 1 >= CALM_ROUNDS)):
                 break
         costs: dict[int, float] = {}
         ceiling = float("inf")
         for count in reversed(wanted):
             costs[count] = ceiling = min(ceiling, *taken[count])
         return dict(sorted(costs.items()))
+
+
+def _agree(readings: Sequence[float]) -> bool:
+    """Whether the two least readings are alike."""
+    first, second, *_ = sorted(readings)
+    return second <= ALIKE * first
 
 
 def timed(work: Callable[[], object], device: torch.device) -> float:

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from drafts.errors import InvalidValueError
-from osd.serve.controller import StepCosts, why_silent
+from osd.serve.controller import LOOK_STEPS, StepCosts, why_silent
 
 LOADED = {1: 20.0, 2: 21.0, 4: 30.0, 16: 70.0, 64: 200.0}
 
@@ -121,3 +121,43 @@ def test_a_silent_row_says_why():
     assert why_silent(None, 1, 5) == "max_tokens left"
     assert why_silent(None, 5, 0) == "context left"
     assert why_silent(3, 5, 5) == ""
+
+
+def serve(costs: StepCosts, true: dict[int, float], steps: int, rows: int = 1) -> int:
+    """Passes as cheap as ``true`` says, with as many nodes as look cheap; how many held a proposal."""
+    spoke = 0
+    for _ in range(steps):
+        price = costs.price(rows)
+        tokens = max(n for n in (rows, 2 * rows, 4 * rows, 8 * rows) if price(n) < 1.5 * price(rows))
+        spoke += tokens > rows
+        costs.record(rows, tokens, true[tokens])
+    return spoke
+
+
+@pytest.mark.parametrize("wrong", [3.0, 70.0])
+def test_a_shape_timed_at_a_bad_moment_does_not_keep_proposals_away_for_good(wrong: float):
+    true = {1: 8.0, 2: 8.4, 4: 9.0, 8: 11.0}
+    costs = StepCosts({count: ms * (wrong if count > 1 else 1.0) for count, ms in true.items()})
+    assert serve(costs, true, LOOK_STEPS - 1) == 0
+    serve(costs, true, 6 * LOOK_STEPS)
+    assert serve(costs, true, 100) > 90
+    assert costs.ms(8) == pytest.approx(11.0, rel=0.1)
+
+
+def test_looking_costs_next_to_nothing_where_the_price_is_right():
+    true = {1: 8.0, 2: 14.0, 4: 26.0, 8: 50.0}
+    costs = StepCosts(true)
+    assert serve(costs, true, 10 * LOOK_STEPS) <= 10
+    assert costs.ms(2) == pytest.approx(14.0, rel=0.05)
+
+
+def test_a_machine_that_grows_fast_at_once_is_not_mistaken_for_a_cheap_pass():
+    true = {1: 8.0, 2: 14.0, 4: 26.0, 8: 50.0}
+    costs = StepCosts(true)
+    for _ in range(20):
+        costs.record(1, 1, 8.0 * 60)
+        costs.record(1, 4, 26.0 * 60)
+    for _ in range(20):
+        costs.record(1, 4, 26.0)
+        costs.record(1, 1, 8.0)
+    assert costs.as_dict() == true
