@@ -175,9 +175,7 @@ def main() -> None:
 
     items = read_traffic(arguments.traffic, arguments.limit)
     result: dict[str, Any] = {dtype: measure(arguments, dtype, items) for dtype in arguments.dtype.split(",")}
-    result["provenance"] = provenance(
-        arguments.seed, ["floor.py", "--dtype", arguments.dtype], traffic=Path(arguments.traffic).name
-    )
+    result["provenance"] = provenance(arguments.seed, traffic=Path(arguments.traffic).name)
     text = json.dumps(result)
     if arguments.json:
         arguments.json.write_text(text, encoding="utf-8")
