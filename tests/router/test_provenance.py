@@ -9,6 +9,17 @@ import pytest
 from router.app.provenance import provenance, without_folders
 
 
+def test_provenance_names_what_is_needed_to_run_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["polydraft", "replay", "a file"])
+    origin = provenance(7, config="c.yaml")
+    assert origin["command"] == "polydraft replay 'a file'"
+    assert origin["seed"] == 7
+    assert origin["config"] == "c.yaml"
+    assert {"commit", "versions", "machine"} <= set(origin)
+    assert "torch" in origin["versions"]
+    assert origin["machine"]["cores"] >= 1
+
+
 def test_the_whole_command_is_told_without_the_folders_of_the_machine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
