@@ -3,8 +3,9 @@
 A pass over one row must read every weight once, so its floor is the weights' bytes over the bandwidth at
 which this machine reads these very tensors with the same threads: several ways are tried and the fastest
 counts. A compiled pass reads the weights in a smaller form that decodes to them exactly, whose floor is
-given too. Then: the plain pass against the floors, passes over more rows against the pass over one, a profile
-of the pass by kind of work, and the parts of the engine's step over real requests.
+given too. Then: the plain pass against the floors, passes over more rows against the pass over one, where the
+compiled pass that is served spends its time by group of kernels, a profile of the library pass that stands in
+for it elsewhere, and the parts of the engine's step over real requests.
 
     python benchmarks/floor.py --dtype float32,bfloat16 --json floor.json
 
@@ -22,6 +23,7 @@ from typing import Any
 import torch
 from floor_parts.machine import ONE_LINER, bandwidth, flops, weight_bytes
 from floor_parts.passes import pass_costs, profile_pass
+from floor_parts.served import served_profile
 from floor_parts.steps import step_parts
 
 from router.app.local import local_engine
@@ -66,7 +68,8 @@ def machine_and_passes(target: Any, seconds: float) -> dict[str, Any]:
             for kind, by_count in costs.items()
         },
         "products": getattr(getattr(target, "plan", None), "names", None),
-        "profile": library_profile(target, weights),
+        "served_profile": served_profile(target),
+        "library_profile": library_profile(target, weights),
     }
 
 
@@ -85,7 +88,7 @@ def stored_form(target: Any, best: float) -> dict[str, Any] | None:
 
 
 def library_profile(target: Any, weights: Any) -> list[Any]:
-    """Where a pass of library calls spends its time; a compiled one is a single call to the profiler."""
+    """Where a pass of library calls spends its time, which compiled passes stand in for in serving."""
     limit = getattr(target, "limit", None)
     if limit is not None:
         target.limit = 0
@@ -136,7 +139,10 @@ def show_passes(dtype: str, found: dict[str, Any]) -> None:
         ratios = found["passes_over_one_row"][kind]
         cells = (f"{n}: {ms['median']:.1f} ms ({ratios[n]:.2f}×)" for n, ms in by_count.items())
         print(f"  rows of {kind}: " + ", ".join(cells))
-    for entry in found["profile"]:
+    for shape, entry in (found["served_profile"] or {}).items():
+        parts = ", ".join(f"{name} {ms:.2f}" for name, ms in entry["groups_ms"].items())
+        print(f"  the compiled pass over {shape}, {entry['pass_ms']:.2f} ms, by group of kernels: {parts}")
+    for entry in found["library_profile"]:
         took = entry["profiled_ms"]
         print(
             f"  a pass of library calls over {entry['rows']} row(s), {entry['pass_ms']:.2f} ms, "
@@ -175,9 +181,7 @@ def main() -> None:
 
     items = read_traffic(arguments.traffic, arguments.limit)
     result: dict[str, Any] = {dtype: measure(arguments, dtype, items) for dtype in arguments.dtype.split(",")}
-    result["provenance"] = provenance(
-        arguments.seed, ["floor.py", "--dtype", arguments.dtype], traffic=Path(arguments.traffic).name
-    )
+    result["provenance"] = provenance(arguments.seed, traffic=Path(arguments.traffic).name)
     text = json.dumps(result)
     if arguments.json:
         arguments.json.write_text(text, encoding="utf-8")

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
 import signal
 import sys
 import tempfile
@@ -189,7 +188,6 @@ def main() -> None:
     }
     result["provenance"] = provenance(
         arguments.seed,
-        command(sys.argv),
         config=Path(arguments.config).name,
         traffic=Path(arguments.traffic).name,
     )
@@ -211,11 +209,6 @@ def warm_up_prompts(engine: ReplayEngine, concurrency: int) -> list[Prompt]:
         item = TrafficItem(index=-1 - place, line=0, messages=messages)
         found.append(Prompt(item, engine.prompt_ids(messages=messages)))
     return found
-
-
-def command(words: Sequence[str]) -> list[str]:
-    """The command line without folders: a result says what was run, not where."""
-    return [Path(word).name if "/" in word else word for word in shlex.split(shlex.join(words))]
 
 
 def _listed(text: str) -> list[str]:

@@ -169,6 +169,9 @@ class DraftsConfig(_Config):
         default=True,
         description="Propose token trees; off, a proposal is one chain as long as pays.",
     )
+    max_nodes: int = Field(
+        default=24, ge=1, le=256, description="Most nodes of one request's tree in a step."
+    )
     lookup: LookupConfig = Field(default_factory=LookupConfig, description="The request's own text.")
     ngram: NgramConfig = Field(default_factory=NgramConfig, description="The domain's memory.")
     eagle: EagleConfig = Field(default_factory=EagleConfig, description="The neural head and its experts.")

@@ -122,6 +122,7 @@ class Control:
         calls_ms: float,
         *,
         counted: bool,
+        branch_nodes: Sequence[int] | None = None,
     ) -> None:
         """Count a verified step.
 
@@ -130,6 +131,7 @@ class Control:
             nodes: Nodes that were verified.
             emitted: Tokens every row emitted.
             drafting_ms: Milliseconds of proposing and scoring, ``calls_ms`` of neural calls among them.
+            branch_nodes: How many of every row's nodes were off its main chain.
             counted: False leaves the step out of the book, as some row's domain is gone.
         """
         rows = len(emitted)
@@ -140,7 +142,7 @@ class Control:
         pass_ms = expected if measured is None else measured
         self._note_saved(price.step_ms(rows) * sum(emitted) / rows, pass_ms + drafting_ms)
         if counted and len(self._choices) == rows:
-            self.book.add(self._domains, self._choices, emitted, pass_ms, drafting_ms)
+            self.book.add(self._domains, self._choices, emitted, pass_ms, drafting_ms, branch_nodes)
         self._choices, self._asked = [], 0
 
     def spent(self, row: int) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from drafts.calls import Asked, NeuralCalls, Worth
@@ -25,7 +25,7 @@ from drafts.version import Swap
 from drafts.versions import VersionFollower
 
 MAX_NODES = 24
-"""Most nodes of one row."""
+"""Most nodes of one row, unless config says otherwise."""
 
 EXPANSIONS = 10
 """Open ends that memories may continue per row and step, when it has the pass to itself."""
@@ -43,6 +43,9 @@ class Mixture:
         default: Domain whose sources are used by domains that are not listed.
         only: Restricts all domains to these sources; ``None`` does not.
         trees: False proposes chains only, as a fixed k does.
+        max_nodes: Most nodes of one row.
+        forced_nodes: Propose trees of as many nodes as there are up to this, whatever they cost: for
+            checks of trees where they would not pay. ``None`` lets goodput decide.
         clock: Seconds, by which drafting is timed.
     """
 
@@ -53,6 +56,8 @@ class Mixture:
     default: str = "base"
     only: frozenset[str] | None = None
     trees: bool = True
+    max_nodes: int = MAX_NODES
+    forced_nodes: int | None = None
     learn_seconds: float = 0.0
     ledger: Ledger = field(default_factory=Ledger)
     clock: Callable[[], float] = time.perf_counter
@@ -78,6 +83,8 @@ class Mixture:
     def propose(self, rows: Sequence[DraftRow], limits: Sequence[int], price: Price) -> list[Proposal]:
         """One proposal per row, trimmed to the nodes that pay at ``price``."""
         begin = self.clock()
+        if self.forced_nodes is not None:
+            price = replace(price, fixed_k=self.forced_nodes)
         self._price, self.calls.spent_ms = price, 0.0
         fixed = price.fixed_k
         caps = [limit if fixed is None else min(limit, fixed) for limit in limits]
@@ -97,7 +104,7 @@ class Mixture:
                 self.calls.ask(at, source, rows, caps, self._askable(name, rows), name, worth)
         if fixed is None:
             self._probe(rows, caps, price, goodput)
-        if fixed is None and self.trees:
+        if self.trees and (fixed is None or self.forced_nodes is not None):
             self._branch(len(rows))
         else:
             for asked, cap in zip(self._asked, caps, strict=True):
@@ -125,7 +132,15 @@ class Mixture:
             spent = self._spent_ms + (self.clock() - begin) * 1e3 / self._price.slowdown
             nodes, counts = sum(map(len, proposals)), list(map(len, emitted))
             dropped = self._dropped.intersection(row.domain for row in rows)
-            self.control.settle(self._price, nodes, counts, spent, self.calls.spent_ms, counted=not dropped)
+            self.control.settle(
+                self._price,
+                nodes,
+                counts,
+                spent,
+                self.calls.spent_ms,
+                counted=not dropped,
+                branch_nodes=[proposal.branch_nodes for proposal in proposals],
+            )
 
     def finish(self, row: DraftRow) -> None:
         """A request ended: sources learn its text if learning is on and the request allows it."""
@@ -282,10 +297,11 @@ class Mixture:
     def _branch(self, count: int) -> None:
         """Let the memories branch out, and rank what was grown."""
         expansions = max(EXPANSIONS // count, 2)
+        most = self.max_nodes if self.forced_nodes is None else self.forced_nodes
         for asked in self._asked:
             if asked is not None:
                 asked.tree.branch(expansions)
-                asked.ranked = asked.tree.ranked(MAX_NODES)
+                asked.ranked = asked.tree.ranked(most)
 
     def _score(
         self, row: DraftRow, asked: Asked, proposal: Proposal, emitted: Sequence[int], cost: float

@@ -98,6 +98,15 @@ class Proposal:
         """Whether every node is the only child of the node before it."""
         return self.parents == tuple(range(ROOT, len(self.tokens) - 1))
 
+    @property
+    def branch_nodes(self) -> int:
+        """Nodes off the main chain, which from the root on takes every node's first (most probable) child."""
+        at, on_chain = ROOT, 0
+        for index, parent in enumerate(self.parents):
+            if parent == at:
+                at, on_chain = index, on_chain + 1
+        return len(self.parents) - on_chain
+
     @cached_property
     def depths(self) -> tuple[int, ...]:
         """Depth of each node, 1 for a child of the root."""

@@ -43,6 +43,7 @@ class Speculated:
 
     steps: int = 0
     nodes: int = 0
+    branch_nodes: int = 0
     depth: int = 0
     tokens: int = 0
     ms: float = 0.0
@@ -63,16 +64,21 @@ class Speculated:
     def since(self, before: Speculated) -> Speculated:
         """What was added after ``before``."""
         added = Speculated()
-        for name in ("steps", "nodes", "depth", "tokens", "ms", "plain_ms", "expected_tokens", "expected_ms"):
+        names = ("steps", "nodes", "branch_nodes", "depth", "tokens", "ms", "plain_ms")
+        for name in (*names, "expected_tokens", "expected_ms"):
             setattr(added, name, getattr(self, name) - getattr(before, name))
         added.sizes = [a - b for a, b in zip(self.sizes, before.sizes, strict=True)]
         added.reasons = {reason: n - before.reasons.get(reason, 0) for reason, n in self.reasons.items()}
         return added
 
-    def add(self, choice: Choice, emitted: int, ms: float) -> None:
-        """Count one step of one row, which emitted ``emitted`` tokens in its share ``ms`` of the time."""
+    def add(self, choice: Choice, emitted: int, ms: float, branch_nodes: int = 0) -> None:
+        """Count one step of one row, which emitted ``emitted`` tokens in its share ``ms`` of the time.
+
+        ``branch_nodes`` of the verified nodes lay off the main chain.
+        """
         self.steps += 1
         self.nodes += choice.nodes
+        self.branch_nodes += branch_nodes
         self.depth += choice.depth
         self.tokens += emitted
         self.ms += ms
@@ -128,6 +134,7 @@ class SpeculationBook:
         emitted: Sequence[int],
         pass_ms: float,
         drafting_ms: float,
+        branch_nodes: Sequence[int] | None = None,
     ) -> None:
         """Count one step of a batch.
 
@@ -138,15 +145,17 @@ class SpeculationBook:
             choices: What was decided for it.
             emitted: Tokens it emitted; rows without any (that failed) are left out.
             pass_ms: The pass; ``drafting_ms`` is what proposing took.
+            branch_nodes: Nodes off the main chain that were verified of every row; ``None`` for none.
         """
         plain = sum(choice.plain_ms for choice in choices)
         nodes = sum(choice.nodes for choice in choices)
         each = drafting_ms / max(len(choices), 1)
-        for domain, choice, count in zip(domains, choices, emitted, strict=True):
+        branches = [0] * len(choices) if branch_nodes is None else branch_nodes
+        for domain, choice, count, off in zip(domains, choices, emitted, branches, strict=True):
             if count:
                 part = choice.nodes / nodes if nodes else 1.0 / len(choices)
                 ms = max(choice.plain_ms + (pass_ms - plain) * part, 0.0) + each
-                self._domains.setdefault(domain, Speculated()).add(choice, count, ms)
+                self._domains.setdefault(domain, Speculated()).add(choice, count, ms, off)
 
     def figures(self, domain: str) -> dict[str, Any]:
         """For the statistics of a domain."""

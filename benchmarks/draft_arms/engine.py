@@ -63,6 +63,7 @@ class Served:
         tally: Its counters; ``seconds`` is wall time from arrival to end, learning in the gaps included.
         answer: Emitted tokens.
         domain: The domain that served it.
+        most_nodes: Most nodes that one pass verified of it.
     """
 
     asked: Asked
@@ -70,6 +71,7 @@ class Served:
     tally: Tally
     answer: tuple[int, ...]
     domain: str
+    most_nodes: int = 0
 
 
 @dataclass(frozen=True)
@@ -163,7 +165,8 @@ class DraftArm:
         tally = Tally(requests=1, seconds=time.perf_counter() - begin)
         for item in record.rounds:
             tally.add_round(item)
-        return Served(ready.asked, block, tally, record.output_ids, record.domain)
+        most = max((item.proposed for item in record.rounds), default=0)
+        return Served(ready.asked, block, tally, record.output_ids, record.domain, most)
 
     def learned(self) -> dict[str, Any]:
         """What was learned, and how large memory and experts are."""

@@ -18,6 +18,7 @@ CUMULATIVE = ("lookup", "memory", "trunk", "experts", "trees")
 OTHERS = (("trees", "lookup"), ("trees", "trees_frozen"), ("trees", "shared"), ("experts", "shared"))
 ROUTED, SHARED = "trees", "shared"
 FIGURES = ("acceptance_rate", "mean_accepted_length", "tokens_per_second", "requests", "tokens")
+NODES = ("nodes_per_pass", "most_nodes")
 
 
 def merged(served: Iterable[Served]) -> Tally:
@@ -46,8 +47,14 @@ def _group_figures(group: Sequence[Served]) -> dict[str, Any]:
 
 
 def _figures(group: Sequence[Served]) -> dict[str, Any]:
+    """What the tally tells, and the mean and the most nodes that a pass verified of a request."""
     tally = merged(group)
-    return {name: getattr(tally, name) for name in FIGURES}
+    nodes = tally.proposed_tokens / tally.target_passes if tally.target_passes else 0.0
+    most = max((item.most_nodes for item in group), default=0)
+    return {
+        **{name: getattr(tally, name) for name in FIGURES},
+        **dict(zip(NODES, (nodes, most), strict=True)),
+    }
 
 
 def ratios(served: Mapping[str, Sequence[Served]], seed: int) -> dict[str, dict[str, Any]]:

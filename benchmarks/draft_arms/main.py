@@ -14,7 +14,7 @@ from draft_arms.engine import DraftArm, Ready
 from draft_arms.figures import arm_figures, differing, length_gains, ratios, routing
 from draft_arms.matrix import Drafts, answers_to, snapshot, specialisation
 from draft_arms.order import Asked, in_blocks, in_order
-from draft_arms.plans import ARMS, make_plans, with_label_domains
+from draft_arms.plans import ARMS, MOST_NODES, make_plans, with_label_domains
 from draft_arms.run import run_blocks
 from draft_arms.show import show
 from drafts.errors import InvalidValueError
@@ -50,6 +50,7 @@ def parse_arguments(arguments: Sequence[str] | None = None, description: str = "
     )
     parser.add_argument("--shared-rates", default="0.3,1,3", help="multiples of learn.rate tried for shared")
     parser.add_argument("--pilot", type=int, default=20, help="requests of a label before one is chosen")
+    parser.add_argument("--nodes", type=int, default=MOST_NODES, help="most nodes of a tree in a step")
     parser.add_argument(
         "--repeats", type=int, default=60, help="draft steps timed for each number of domains"
     )
@@ -64,7 +65,7 @@ def parse_arguments(arguments: Sequence[str] | None = None, description: str = "
         found.shared_rates = [float(rate) for rate in _listed(found.shared_rates)]
     except ValueError:
         raise InvalidValueError("--shared-rates", found.shared_rates, "a list of numbers") from None
-    for name in ("per_label", "examples", "max_tokens", "block", "turn", "pilot", "repeats"):
+    for name in ("per_label", "examples", "max_tokens", "block", "turn", "pilot", "nodes", "repeats"):
         if getattr(found, name) < 1:
             raise InvalidValueError("--" + name.replace("_", "-"), getattr(found, name), "at least 1")
     if found.block < 2:
@@ -148,7 +149,7 @@ def serve_arms(
     longest = max(len(one.ids) for one in ready) + arguments.max_tokens
     measured = target.measure_costs(COST_COUNTS)
     arms: dict[str, DraftArm] = {}
-    for plan in make_plans(arguments.arms, config, arguments.shared_rates):
+    for plan in make_plans(arguments.arms, config, arguments.shared_rates, arguments.nodes):
         arms[plan.name] = DraftArm(
             plan, target, tokenizer, router, measured, longest, arguments.max_tokens, arguments.seed
         )
@@ -170,6 +171,7 @@ def serve_arms(
             "learning": chosen[name].learned(),
             "variant": chosen[name].plan.name,
         }
+    result["most_nodes"] = arguments.nodes
     result["shared_tried"] = tried
     result["ratios"] = ratios(served, arguments.seed)
     result["routed_minus_shared"] = length_gains(served, arguments.seed)
@@ -182,6 +184,7 @@ def serve_arms(
         last = answers_to(target, [one for one in ready if one.asked.last], arguments.max_tokens)
         result["matrix"] = specialisation(copied[0], eagle, last)
     result["requests"] = {"served": len(ready), "left_out": len(asked) - len(ready)}
+    result["pass_ms"] = {count: round(ms, 3) for count, ms in measured.items()}
     return result
 
 

@@ -72,8 +72,26 @@ def acceptance(table: Table) -> Table:
 
 
 def own_best(table: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
-    """Columns (labels) whose own draft is the best of all rows, or within :data:`NEAR` of it."""
+    """Columns (labels) whose own draft is the best of all rows, or within :data:`NEAR` of it.
+
+    Where drafts hardly differ that is true of any of them, so there is also ``strict``, the columns whose
+    own draft beats every other row, and ``spread``, the best minus the worst of each column.
+    """
     labels = [label for label in next(iter(table.values())) if label in table]
-    best = {label: max(row[label] for row in table.values()) for label in labels}
-    own = [label for label in labels if table[label][label] >= best[label] - NEAR]
-    return {"count": len(own), "of": len(labels), "labels": own}
+    columns = {label: {name: row[label] for name, row in table.items()} for label in labels}
+    best = {label: max(column.values()) for label, column in columns.items()}
+    own = [label for label in labels if columns[label][label] >= best[label] - NEAR]
+    strict = [
+        label
+        for label, column in columns.items()
+        if all(column[label] > value for name, value in column.items() if name != label)
+    ]
+    return {
+        "count": len(own),
+        "of": len(labels),
+        "labels": own,
+        "within": NEAR,
+        "strict": len(strict),
+        "strict_labels": strict,
+        "spread": {label: best[label] - min(column.values()) for label, column in columns.items()},
+    }

@@ -13,6 +13,9 @@ from router.config import DomainConfig, PolydraftConfig
 ARMS = ("lookup", "memory", "trunk", "experts", "trees", "trees_frozen", "shared")
 SOURCES = {"lookup": ("lookup",), "memory": ("lookup", "ngram")}
 ALL_SOURCES = ("lookup", "ngram", "eagle")
+MOST_NODES = 8
+"""Most nodes of a tree in a step: few enough that what is compared is drafts and not the width of trees."""
+
 LEARNING = ("experts", "trees", "shared")
 WITH_TREES = ("trees", "trees_frozen", "shared")
 MOST_RANK = 1024
@@ -38,8 +41,12 @@ class Plan:
     routed: bool
 
 
-def make_plans(arms: Sequence[str], config: PolydraftConfig, rates: Sequence[float]) -> list[Plan]:
+def make_plans(
+    arms: Sequence[str], config: PolydraftConfig, rates: Sequence[float], nodes: int = MOST_NODES
+) -> list[Plan]:
     """The arms in the order of :data:`ARMS`; ``shared`` once for every rate and every rank.
+
+    ``nodes`` is the most that a tree of any arm holds.
 
     Raises:
         UnknownNameError: An arm that does not exist.
@@ -51,6 +58,8 @@ def make_plans(arms: Sequence[str], config: PolydraftConfig, rates: Sequence[flo
     for rate in rates:
         if not rate > 0:
             raise InvalidValueError("--shared-rates", rate, "positive multiples of learn.rate")
+    bounded = config.drafts.model_copy(update={"max_nodes": nodes})
+    config = config.model_copy(update={"drafts": bounded})
     plans: list[Plan] = []
     for arm in [name for name in ARMS if name in arms]:
         if arm == "shared":

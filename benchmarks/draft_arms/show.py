@@ -25,11 +25,22 @@ def show(result: Mapping[str, Any]) -> None:
         if part in matrix:
             _table(f"acceptance of {part} (row) on requests of (column)", matrix[part])
             own = matrix["own_best"][part]
-            print(f"own best or near: {own['count']} of {own['of']}")
+            print(
+                f"own best or within {own['within']:g}: {own['count']} of {own['of']}, "
+                f"strictly best of all: {own['strict']} of {own['of']}"
+            )
+            spread = ", ".join(f"{label} {value:.3f}" for label, value in own["spread"].items())
+            print(f"best minus worst of each column: {spread}")
 
 
 def _arms(arms: Mapping[str, Any]) -> None:
-    for figure, digits in (("mean_accepted_length", 2), ("acceptance_rate", 3), ("tokens_per_second", 1)):
+    for figure, digits in (
+        ("mean_accepted_length", 2),
+        ("acceptance_rate", 3),
+        ("tokens_per_second", 1),
+        ("nodes_per_pass", 2),
+        ("most_nodes", 0),
+    ):
         rows = {name: {x: row[figure] for x, row in arm["labels"].items()} for name, arm in arms.items()}
         _table(figure, rows, digits)
 

@@ -6,37 +6,50 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from drafts.errors import InvalidValueError
 from router.app.inflight import keep_in_flight
 from router.app.traffic import TrafficItem
 
-PARTS = {
-    "admit": "_admit",
-    "propose": "_propose",
-    "plan": "_plan",
-    "verify": "_verify",
-    "commit": "_commit",
-    "evidence": "_keep_evidence",
-    "observe": "_observe",
-    "retire": "_retire",
+PARTS: dict[str, tuple[str, str]] = {
+    "border": ("requests", "border"),
+    "admit": ("requests", "admit"),
+    "propose": ("", "_propose"),
+    "plan": ("", "_plan"),
+    "target pass": ("target", "forward"),
+    "verify": ("", "_verify"),
+    "commit": ("", "_commit"),
+    "evidence": ("", "_keep_evidence"),
+    "observe": ("drafter", "observe"),
+    "retire": ("requests", "retire"),
+    "learning": ("worker", "work"),
 }
-"""The step's methods by part; ``evidence`` is called by ``commit`` and taken off it."""
+"""By part what does it: an attribute of the engine (itself where empty), and that one's method.
 
+``evidence`` is called by ``commit`` and taken off it.
+"""
 
 LEARNING = "learning"
 """The learner's turn, which follows a step and is no part of its time."""
 
+OPTIONAL = ("drafter", "worker")
+"""What an engine may have none of."""
+
 
 class Stopwatch:
-    """Times the parts of an engine's steps by wrapping its methods; :meth:`release` undoes that."""
+    """Times the parts of an engine's steps by wrapping its methods; :meth:`release` undoes that.
+
+    Raises:
+        InvalidValueError: A method that the engine does not have: its time would hide among the rest.
+    """
 
     def __init__(self, core: Any) -> None:
         self.seconds: dict[str, float] = {}
         self._wrapped: list[tuple[Any, str]] = []
-        for part, method in PARTS.items():
-            self._wrap(core, method, part)
-        self._wrap(core.target, "forward", "target pass")
-        if core.worker is not None:
-            self._wrap(core.worker, "work", LEARNING)
+        for part, (attribute, method) in PARTS.items():
+            owner = getattr(core, attribute) if attribute else core
+            if owner is None and attribute in OPTIONAL:
+                continue
+            self._wrap(owner, method, part)
 
     def release(self) -> None:
         """Put the methods back."""
@@ -47,7 +60,10 @@ class Stopwatch:
     def _wrap(self, owner: Any, method: str, part: str) -> None:
         inner: Callable[..., Any] | None = getattr(owner, method, None)
         if inner is None:
-            return
+            self.release()
+            raise InvalidValueError(
+                f"part {part}", f"{type(owner).__name__}.{method}", "a method of the engine"
+            )
         self.seconds[part] = 0.0
 
         def timed(*arguments: Any, **options: Any) -> Any:

@@ -230,7 +230,8 @@ def print_summary(console: Console, result: Mapping[str, Any]) -> None:
         style = "red" if verify["mismatched"] else "green"
         console.print(
             f"[{style}]lossless: {verify['checked']} answers checked, {verify['mismatched']} mismatched, "
-            f"{verify['ties']} near ties in {verify['tokens']} tokens[/{style}]"
+            f"{verify['ties']} near ties in {verify['tokens']} tokens; "
+            f"{verify['branch_nodes']} branch nodes verified in the run[/{style}]"
         )
 
 

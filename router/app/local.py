@@ -31,6 +31,7 @@ def local_engine(
     options = EngineOptions(
         learn=not settings.freeze,
         k=settings.k,
+        nodes=settings.nodes,
         sources=settings.sources,
         state_dir=None if state is None else str(state),
         keep_state=state is not None,

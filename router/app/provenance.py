@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -23,22 +23,36 @@ PACKAGES = (
 )
 
 
-def provenance(seed: int | None, command: Sequence[str] | None = None, **extra: Any) -> dict[str, Any]:
-    """Commit, command, seed, versions and machine of this run.
+ELSEWHERE = re.compile(r"(^|[=,\s])(?:~|\.\.)?/(?:[^=,\s/]*/)*")
+"""Folders of paths that do not lie below the working folder, in an argument, a list or ``name=path``."""
+
+
+def provenance(seed: int | None, **extra: Any) -> dict[str, Any]:
+    """Commit, command line of this process, seed, versions and machine of this run.
+
+    Files outside the working folder are told by their names alone: a result says what was run, and not on
+    whose machine.
 
     Args:
         seed: The run's seed.
-        command: The command line; this process's own by default.
         **extra: Anything else that shaped the run, for example the config's path.
     """
+    words = [Path(sys.argv[0]).name, *sys.argv[1:]]
     return {
         "commit": commit(),
-        "command": shlex.join(command or [Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": shlex.join(map(without_folders, words)),
         "seed": seed,
         "versions": versions(),
         "machine": machine(),
-        **extra,
+        **{
+            name: without_folders(value) if isinstance(value, str) else value for name, value in extra.items()
+        },
     }
+
+
+def without_folders(word: str) -> str:
+    """``word`` with paths outside the working folder cut to their last part."""
+    return ELSEWHERE.sub(r"\1", word)
 
 
 def commit() -> str:

@@ -37,6 +37,7 @@ class ReplaySettings:
         verify: Requests to check against the plain model.
         freeze: Turn all learning off.
         k: Fixed speculation length, ``None`` for the controller's choice.
+        nodes: Trees of this many nodes a request and step whatever they cost, ``None`` for what pays.
         sources: Draft sources, ``None`` for the configured ones, ``()`` for plain decoding.
         outputs: File that gets one line a request.
     """
@@ -50,6 +51,7 @@ class ReplaySettings:
     verify: int = 0
     freeze: bool = False
     k: int | None = None
+    nodes: int | None = None
     sources: tuple[str, ...] | None = None
     outputs: Path | None = None
 
@@ -60,10 +62,13 @@ class ReplaySettings:
             ("--max-tokens", self.max_tokens, 1),
             ("--verify", self.verify, 0),
             ("--k", self.k or 0, 0),
+            ("--nodes", 1 if self.nodes is None else self.nodes, 1),
             ("--compare-limit", 1 if self.compare_limit is None else self.compare_limit, 1),
         ):
             if value < least:
                 raise InvalidValueError(name, value, f"at least {least}")
+        if self.nodes is not None and self.k is not None:
+            raise InvalidValueError("--nodes", self.nodes, f"nothing with --k {self.k}, which fixes a chain")
         if not 0 <= self.temperature <= 10:
             raise InvalidValueError("--temperature", self.temperature, "0 (greedy) to 10")
 

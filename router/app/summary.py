@@ -180,7 +180,8 @@ def summarise(
         share: Learning's share of the speculating run.
         started: Unix time of the start: earlier events belong to an older run.
         compare: Result of the comparison, empty without one.
-        verify: Result of the lossless check.
+        verify: Result of the lossless check; ``branch_nodes`` joins it, the nodes off the main chain that
+            the target verified in the whole run.
         provenance: Where the result comes from.
     """
     completions = [s.completion for s in served if s.completion is not None]
@@ -193,14 +194,16 @@ def summarise(
     failed = sorted((s for s in served if s.completion is None), key=lambda s: s.item.index)
     names = dict.fromkeys([*domains, *groups])
     curves = timeline(completions)
+    speculated = speculation(stats_before.get("domains", {}), stats_after.get("domains", {}))
+    branch_nodes = sum(row["counters"]["branch_nodes"] for row in speculated.values())
     return {
         "overall": tally(completions).as_dict(),
         "domains": {name: tally(groups.get(name, ())).as_dict() for name in names},
         "labels": {name: tally(group).as_dict() for name, group in sorted(labels.items())},
         "compare": dict(compare),
-        "verify": dict(verify),
+        "verify": {**verify, "branch_nodes": branch_nodes},
         "routing": routing(served),
-        "speculation": speculation(stats_before.get("domains", {}), stats_after.get("domains", {})),
+        "speculation": speculated,
         "sources": sources(stats_before.get("domains", {}), stats_after.get("domains", {})),
         "matrix": dict(stats_after.get("matrix", {})),
         "learning": learning(stats_before.get("learning", {}), stats_after.get("learning", {}), share),

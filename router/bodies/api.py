@@ -106,6 +106,8 @@ class EngineOptions:
     Attributes:
         learn: False freezes memories, experts and domains.
         k: Fixed speculation length; ``None`` takes the config's.
+        nodes: Verify trees of this many nodes a request and step whatever they cost; ``None`` verifies
+            what pays.
         sources: Draft sources instead of the configured ones; ``()`` is plain decoding.
         state_dir: State folder instead of the configured one; ``None`` takes the config's.
         keep_state: False neither reads nor writes a state folder.
@@ -115,6 +117,7 @@ class EngineOptions:
 
     learn: bool = True
     k: int | None = None
+    nodes: int | None = None
     sources: tuple[str, ...] | None = None
     state_dir: str | None = None
     keep_state: bool = True

@@ -102,6 +102,7 @@ class Engine:
             seed=seed,
             add_own=options.sources is None,
         )
+        self.parts.mixture.forced_nodes = self._forced_nodes(options.nodes)
         self.router = Router.from_config(
             config.router,
             config.domains,
@@ -424,6 +425,13 @@ class Engine:
                 raise InvalidValueError("k", k, f"0..{limit} (drafts.max_depth), or auto")
             return k
         return None if self.config.engine.k == "auto" else int(self.config.engine.k)
+
+    def _forced_nodes(self, nodes: int | None) -> int | None:
+        if nodes is not None and nodes < 1:
+            raise InvalidValueError("nodes", nodes, "at least 1")
+        if nodes is not None and not self.config.drafts.trees:
+            raise InvalidValueError("nodes", nodes, "nothing with drafts.trees: false")
+        return nodes
 
     @property
     def _may_learn(self) -> bool:

@@ -250,7 +250,9 @@ def build_drafts(
     parts.ngram = ngram if isinstance(ngram, NgramSource) else None
     versions = VersionFollower(registry, Banks(banks), tuple(banks)) if banks else None
     named = _domain_sources(config, sources, list(built))
-    parts.mixture = Mixture(built, named, versions, learn, trees=config.drafts.trees)
+    parts.mixture = Mixture(
+        built, named, versions, learn, trees=config.drafts.trees, max_nodes=config.drafts.max_nodes
+    )
     for domain in (BASE_DOMAIN, *(item.name for item in config.domains)):
         parts.add_domain(domain)
     parts.mixture.swap()

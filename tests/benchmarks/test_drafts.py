@@ -13,7 +13,7 @@ from draft_arms import figures, main, matrix
 from draft_arms.domains import domain_costs, expert_forms
 from draft_arms.engine import Ready, Served
 from draft_arms.order import Asked, in_blocks, in_order
-from draft_arms.plans import ARMS, make_plans, with_label_domains
+from draft_arms.plans import ARMS, WITH_TREES, make_plans, with_label_domains
 from draft_arms.run import run_blocks
 from draft_arms.show import show
 
@@ -42,7 +42,7 @@ def served(
 ) -> Served:
     asked = Asked(index, label, place, False, items(1)[0])
     tally = Tally(1, tokens, seconds, passes, proposed_tokens=10, accepted_tokens=tokens - passes)
-    return Served(asked, block, tally, (1,), label)
+    return Served(asked, block, tally, (1,), label, most_nodes=3 + index)
 
 
 class TestPlans:
@@ -189,6 +189,8 @@ class TestFigures:
         ]
         found = figures.arm_figures(group)
         assert found["math"]["mean_accepted_length"] == pytest.approx(2.0)
+        assert found["math"]["nodes_per_pass"] == pytest.approx(1.0)
+        assert (found["math"]["most_nodes"], found["sql"]["most_nodes"]) == (4, 5)
         assert found["math"]["1-60"]["mean_accepted_length"] == pytest.approx(3.0)
         assert found["math"]["61-300"]["tokens_per_second"] == pytest.approx(5.0)
         assert found["all"]["tokens_per_second"] == pytest.approx(12.0)
@@ -226,7 +228,16 @@ class TestMatrix:
             "b": {"a": 0.1, "b": 0.40, "c": 0.1},
             "c": {"a": 0.1, "b": 0.1, "c": 0.47},
         }
-        assert matrix.own_best(table) == {"count": 2, "of": 3, "labels": ["a", "b"]}
+        found = matrix.own_best(table)
+        assert (found["count"], found["of"], found["labels"]) == (2, 3, ["a", "b"])
+        assert (found["strict"], found["strict_labels"]) == (1, ["b"])
+        assert found["spread"] == pytest.approx({"a": 0.2, "b": 0.3, "c": 0.4})
+
+    def test_drafts_that_are_all_alike_win_nothing_strictly(self) -> None:
+        same = {name: {"a": 0.3, "b": 0.4} for name in ("base", "a", "b")}
+        found = matrix.own_best(same)
+        assert (found["count"], found["strict"]) == (2, 0)
+        assert found["spread"] == {"a": 0.0, "b": 0.0}
 
     def test_acceptance_is_what_a_pass_gains_over_its_chain(self) -> None:
         assert matrix.acceptance({"a": {"x": 1.0, "y": 5.0}}) == {"a": {"x": 0.0, "y": 1.0}}
@@ -255,7 +266,7 @@ def test_all_arms_on_a_tiny_target(tmp_path: Path, capsys: pytest.CaptureFixture
     router = Router(Embedder(WordEncoder(), cache_size=1), config.router, config.domains, learn=False)
     groups = {"boats": items(8, "boat sail harbour"), "trees": items(8, "tree leaf forest")}
     arguments = main.parse_arguments(
-        ["--block", "2", "--pilot", "2", "--max-tokens", "8", "--shared-rates", "1"]
+        ["--block", "2", "--pilot", "2", "--max-tokens", "8", "--shared-rates", "1", "--nodes", "3"]
     )
     try:
         result = main.serve_arms(arguments, config, groups, target, byte_tokenizer(), router)
@@ -264,7 +275,10 @@ def test_all_arms_on_a_tiny_target(tmp_path: Path, capsys: pytest.CaptureFixture
     assert list(result["arms"]) == list(ARMS)
     for arm in result["arms"].values():
         assert {row["requests"] for row in arm["labels"].values()} == {8, 16}
-        assert set(arm["labels"]["boats"]) == {*figures.FIGURES, "1-60"}
+        assert set(arm["labels"]["boats"]) == {*figures.FIGURES, *figures.NODES, "1-60"}
+        assert 0 < arm["labels"]["all"]["nodes_per_pass"] <= arm["labels"]["all"]["most_nodes"]
+    assert result["most_nodes"] == 3
+    assert max(result["arms"][name]["labels"]["all"]["most_nodes"] for name in WITH_TREES) <= 3
     assert result["routing"] == {"boats": {"boats": 8}, "trees": {"trees": 8}}
     assert result["arms"]["lookup"]["learning"]["memory_bytes"] == 0
     assert result["arms"]["memory"]["learning"]["memory_bytes"] > 0
@@ -276,4 +290,7 @@ def test_all_arms_on_a_tiny_target(tmp_path: Path, capsys: pytest.CaptureFixture
     assert result["answers_that_differ"] == 0
     assert json.loads(json.dumps(result, allow_nan=False)) == result
     show(result)
-    assert "own best or near" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "strictly best of all" in shown
+    assert "best minus worst" in shown
+    assert "nodes_per_pass" in shown

@@ -16,7 +16,7 @@ from peer_arms.reference import Reference, equal_outputs, first_difference
 from peer_arms.show import plot, table
 from peer_arms.summary import Measurements, arm_figures, document, interval, ratios
 from peer_arms.venv import ensure_venv, vllm_environment
-from peers import command, parse_arguments, usable_prompts
+from peers import parse_arguments, usable_prompts
 
 from drafts.errors import InvalidValueError, UnknownNameError
 from router.app.traffic import TrafficItem
@@ -77,15 +77,6 @@ class TestArguments:
     def test_counts_are_positive(self, arguments: list[str]) -> None:
         with pytest.raises(InvalidValueError, match=arguments[0]):
             parse_arguments(arguments)
-
-    def test_a_command_names_no_folders(self) -> None:
-        assert command(["benchmarks/peers.py", "--traffic", "/a/b/mix.jsonl", "--limit", "4"]) == [
-            "peers.py",
-            "--traffic",
-            "mix.jsonl",
-            "--limit",
-            "4",
-        ]
 
 
 class TestOrder:

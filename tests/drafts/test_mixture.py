@@ -107,6 +107,27 @@ def test_a_fixed_k_gives_a_chain():
     assert len(proposal) == 2
 
 
+def test_forced_nodes_give_trees_that_would_not_pay() -> None:
+    sources = {"a": Scripted([5, 6, 3], 0.6), "b": Scripted([7, 8], 0.6)}
+    dear = Price(1, lambda tokens: 1000.0 * tokens, None)
+    assert not any(len(proposal) for proposal in run(Mixture(dict(sources)), [5, 6, 1], 3, cost=dear.step_ms))
+    mixture = Mixture(dict(sources), forced_nodes=4)
+    found = [mixture.propose([row()], [4], dear)[0] for _ in range(3)]
+    assert {len(proposal) for proposal in found} == {4}
+    assert all(proposal.branch_nodes for proposal in found)
+    assert len(Mixture(dict(sources), forced_nodes=2).propose([row()], [4], dear)[0]) == 2
+    assert Mixture(dict(sources), forced_nodes=4).propose([row()], [0], dear) == [EMPTY]
+
+
+def test_a_tree_has_no_more_nodes_than_the_most() -> None:
+    sources = {"a": Scripted([5, 6, 3], 0.9), "b": Scripted([7, 8], 0.9)}
+    free = Price(1, lambda n: 20.0 + 1e-6 * n, None)
+    sizes = {
+        most: len(Mixture(dict(sources), max_nodes=most).propose([row()], [4], free)[0]) for most in (2, 9)
+    }
+    assert sizes == {2: 2, 9: 5}
+
+
 def test_a_source_that_was_not_verified_is_scored_too():
     mixture = Mixture({"chosen": Scripted([9], 0.9), "idle": Scripted([5], 0.2)})
     request = row()

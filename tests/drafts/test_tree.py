@@ -6,7 +6,7 @@ import pytest
 
 from drafts.combine import Combiner
 from drafts.kinds.base import DraftRow, MemorySource
-from drafts.proposal import ROOT
+from drafts.proposal import ROOT, Proposal
 from drafts.tree import TreeGrower
 
 
@@ -37,6 +37,23 @@ def test_agreeing_sources_share_a_node_and_disagreeing_ones_make_siblings():
     assert proposal.tokens == (5, 6)
     assert proposal.parents == (ROOT, ROOT)
     assert proposal.sources == ("m0+m1", "m1")
+
+
+@pytest.mark.parametrize(
+    ("parents", "branches"),
+    [
+        ((), 0),
+        ((ROOT, 0, 1), 0),
+        ((ROOT, ROOT, 0), 1),
+        ((ROOT, ROOT, 1), 2),
+        ((ROOT, 0, ROOT, 0, 1, 4, 2), 3),
+    ],
+)
+def test_nodes_off_the_chain_of_first_children_are_branches(parents: tuple[int, ...], branches: int) -> None:
+    count = len(parents)
+    tree = Proposal(tuple(range(count)), parents, ("a",) * count, (0.5,) * count)
+    tree.check()
+    assert tree.branch_nodes == branches
 
 
 def test_a_memory_continues_where_the_head_knows_better():

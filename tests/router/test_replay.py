@@ -141,6 +141,7 @@ def test_verification_passes_true_answers_and_counts_wrong_ones() -> None:
         "tokens": 0,
         "ties_share": 0.0,
         "mismatches": [],
+        "branch_nodes": 0,
     }
     wrong = run(FakeEngine(wrong=[7]), verify=10)["verify"]
     assert (wrong["checked"], wrong["mismatched"], wrong["ties"]) == (10, 10, 0)
@@ -184,6 +185,8 @@ def test_options_are_checked() -> None:
         {"concurrency": 0},
         {"temperature": -1.0},
         {"compare_limit": 0},
+        {"nodes": 0},
+        {"nodes": 4, "k": 2},
     ):
         with pytest.raises(InvalidValueError):
             run(FakeEngine(), **bad)

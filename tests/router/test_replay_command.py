@@ -87,6 +87,14 @@ def test_sources_k_and_freezing_change_no_token(deployment: Path) -> None:
     assert texts("auto") == expected
     assert texts("chain", "--k", "4", "--sources", "ngram", "--concurrency", "4") == expected
     assert texts("frozen", "--freeze", "--sources", "lookup,ngram") == expected
+    assert texts("trees", "--nodes", "5", "--concurrency", "4") == expected
+
+
+def test_forced_nodes_are_told_beside_the_mismatches(deployment: Path) -> None:
+    forced = replayed(deployment, "forced", "--nodes", "5", "--concurrency", "4", "--verify", "24")[0]
+    assert forced["verify"]["mismatched"] == 0
+    assert forced["verify"]["branch_nodes"] > 0
+    assert replayed(deployment, "none", "--k", "2", "--verify", "2")[0]["verify"]["branch_nodes"] == 0
 
 
 def test_a_replay_with_state_goes_on_where_the_last_one_stopped(deployment: Path) -> None:

@@ -230,6 +230,22 @@ def test_a_replay_is_lossless_and_its_baselines_agree(concurrency: int) -> None:
     assert 0 <= result["learning"]["share_of_busy_time"] <= 1
 
 
+def test_forced_trees_are_verified_under_load_where_they_would_not_pay() -> None:
+    items = parse_traffic([json.dumps({"prompt": f"{PROMPTS[i % 4]} {i}"}) for i in range(12)])
+    settings = ReplaySettings(concurrency=4, max_tokens=24, verify=12, seed=4, nodes=6)
+    with tiny_engine(slots=4, nodes=settings.nodes) as engine:
+        result = replay(engine, items, settings)
+        stats = engine.stats()["domains"]
+    assert (result["verify"]["checked"], result["verify"]["mismatched"]) == (12, 0)
+    assert result["verify"]["branch_nodes"] > 0
+    counted = sum(row["speculation"]["counters"]["branch_nodes"] for row in stats.values())
+    assert result["verify"]["branch_nodes"] == counted
+    with tiny_engine(slots=4) as engine:
+        engine.core.costs.price = lambda rows, prompts: lambda tokens: 1e3 * tokens
+        priced = replay(engine, items, ReplaySettings(concurrency=4, max_tokens=24, seed=4))
+    assert priced["verify"]["branch_nodes"] < counted
+
+
 def test_sampled_answers_pass_the_check_against_the_plain_model() -> None:
     items = parse_traffic([json.dumps({"prompt": f"{PROMPTS[i % 4]} {i}"}) for i in range(8)])
     settings = ReplaySettings(concurrency=3, max_tokens=16, temperature=0.9, verify=8, seed=2)

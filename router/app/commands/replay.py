@@ -32,6 +32,15 @@ def replay(
     freeze: Annotated[bool, typer.Option("--freeze", help="Turn all learning off.")] = False,
     seed: Annotated[int, typer.Option(help="Seed; every request gets its own from it.")] = 0,
     k: Annotated[str, typer.Option(help="Speculation length: auto, or a fixed number (0 = none).")] = "auto",
+    nodes: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=64,
+            help="Verify trees of N nodes a request and step, whether they pay or not: with --verify a check "
+            "of trees under load.",
+        ),
+    ] = None,
     sources: Annotated[
         str | None,
         typer.Option(help="Draft sources, comma-separated, for example lookup,ngram; none = plain."),
@@ -80,6 +89,7 @@ def replay(
         verify=verify,
         freeze=freeze,
         k=parse_k(k),
+        nodes=nodes,
         sources=parse_sources(sources),
         outputs=outputs,
     )
