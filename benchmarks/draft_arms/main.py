@@ -184,7 +184,7 @@ def serve_arms(
         last = answers_to(target, [one for one in ready if one.asked.last], arguments.max_tokens)
         result["matrix"] = specialisation(copied[0], eagle, last)
     result["requests"] = {"served": len(ready), "left_out": len(asked) - len(ready)}
-    result["pass_ms"] = {count: round(ms, 3) for count, ms in measured.items()}
+    result["pass_ms"] = {str(count): round(ms, 3) for count, ms in measured.items()}
     return result
 
 

@@ -46,9 +46,10 @@ def run_blocks(
     served: dict[str, list[Served]] = {name: [] for name in arms}
     tried: dict[str, float] = {}
     judged = crossed = False
+    left = dict.fromkeys((ready.asked.label for block in blocks for ready in block), pilot)
     for number, block in enumerate(blocks):
         at_border = block[0].asked.last and not crossed
-        if not judged and (at_border or min(ready.asked.place for ready in block) > pilot):
+        if not judged and (at_border or max(left.values()) <= 0):
             judged = True
             tried = _judge(arms, served)
         if at_border:
@@ -58,7 +59,10 @@ def run_blocks(
         shift = number % len(names)
         for name in [*names[shift:], *names[:shift]]:
             served[name] += [arms[name].serve(ready, number) for ready in block]
-        say(f"block {number + 1} of {len(blocks)}")
+        for ready in block:
+            left[ready.asked.label] -= 1
+        taus = ", ".join(f"{name} {merged(served[name]).mean_accepted_length:.2f}" for name in names)
+        say(f"block {number + 1} of {len(blocks)}: τ {taus}")
     return {arm.plan.arm: served[name] for name, arm in arms.items()}, tried
 
 

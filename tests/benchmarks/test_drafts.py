@@ -146,13 +146,13 @@ class FakeArm:
 
 
 class TestRun:
-    def run(self, pilot: int) -> tuple[dict[str, list[Served]], dict[str, float], list[Any]]:
+    def run(self, pilot: int, turn: int = 1) -> tuple[dict[str, list[Served]], dict[str, float], list[Any]]:
         log: list[Any] = []
         arms = {
             name: FakeArm(arm, name, tokens, log)
             for name, arm, tokens in (("trees", "trees", 20), ("s1", "shared", 12), ("s2", "shared", 15))
         }
-        asked = in_order({"a": items(8), "b": items(8)})
+        asked = in_order({"a": items(8), "b": items(8)}, turn=turn)
         blocks = [[Ready(one, (), "") for one in block] for block in in_blocks(asked, 2)]
         found, tried = run_blocks(arms, blocks, pilot, on_border=lambda: log.append("border"))
         return found, tried, log
@@ -172,6 +172,10 @@ class TestRun:
         assert max(entry[1] for entry in log if entry[0] == "s1") == 5
         _, _, late = self.run(pilot=100)
         assert max(entry[1] for entry in late if entry[0] == "s1") == 11
+
+    def test_a_label_whose_turn_has_not_come_is_waited_for(self) -> None:
+        _, _, log = self.run(pilot=2, turn=4)
+        assert max(entry[1] for entry in log if entry[0] == "s1") == 5
 
     def test_drafts_are_copied_before_the_last_quarter(self) -> None:
         _, _, log = self.run(pilot=3)
