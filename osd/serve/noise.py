@@ -16,6 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from osd.serve.philox import gumbel_tokens
+
 _WORD = 2**64 - 1
 
 TESTS = 64
@@ -71,7 +73,13 @@ class RequestNoise:
         return _open_uniform(self._words(position, self.vocab_size)[: self.vocab_size])
 
     def gumbel(self, position: int, token_ids: torch.Tensor) -> torch.Tensor:
-        """Standard Gumbel noise of ``token_ids`` (int64 [n]) at ``position``: float64 [n], same device."""
+        """Standard Gumbel noise of ``token_ids`` (int64 [n]) at ``position``: float64 [n], same device.
+
+        On a processor numpy's generator is eight times faster than torch's operators; elsewhere these spare
+        the host two waits. The uniforms are the same bits.
+        """
+        if token_ids.device.type != "cpu":
+            return gumbel_tokens(self.seed, self.choice, position, token_ids, self.stream)
         ids = token_ids.numpy(force=True)
         words = self._words(position, int(ids.max(initial=-1)) + 1)[ids]
         noise: npt.NDArray[np.float64] = -np.log(-np.log(_open_uniform(words)))

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from osd.serve.noise import RequestNoise, _open_uniform, fresh_seed
+from osd.serve.philox import LANES, gumbel_of, gumbel_rows, gumbel_tokens, philox_words, signed, uniforms
 
 PINNED = [0.8201981478608876, 0.18924562408645496, 0.8676608148821462]
 SEEDS = st.integers(-(2**63), 2**64 - 1)
@@ -99,3 +100,55 @@ def test_fresh_seeds_differ_and_fit_the_parameter():
     seeds = {fresh_seed() for _ in range(20)}
     assert len(seeds) == 20
     assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+# --- the same noise in torch's operators
+
+
+@given(
+    keys=st.lists(st.tuples(SEEDS, st.integers(0, 2**63), st.integers(0, 2**63 - 1)), min_size=1, max_size=8),
+    stream=st.integers(0, 2),
+    size=st.integers(1, 300),
+)
+@settings(max_examples=150, deadline=None)
+def test_torchs_words_are_numpys_bit_for_bit(keys, stream, size):
+    seeds, choices, positions = (torch.tensor([signed(key[i]) for key in keys]) for i in range(3))
+    blocks = torch.arange(-(-size // LANES))
+    found = philox_words(seeds, choices, positions, blocks, stream)
+    for row, (seed, choice, position) in zip(found, keys, strict=True):
+        noise = RequestNoise(seed, choice, size, stream=stream)
+        expected = noise._words(position, size)
+        assert row.flatten()[:size].tolist() == expected.view(np.int64).tolist()
+        assert uniforms(row).flatten()[:size].tolist() == noise.uniform(position).tolist()
+
+
+def test_torchs_words_are_numpys_at_counters_that_carry_between_halves():
+    """First and last words of a counter's range: products whose middle terms overflow 32 bits."""
+    edges = [0, 1, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**62, 2**63 - 2]
+    blocks = torch.tensor(edges)
+    one = torch.tensor([-1])
+    found = philox_words(one, one, torch.tensor([2**63 - 1]), blocks, 2)[0]
+    for row, block in zip(found, edges, strict=True):
+        key = np.array([2**64 - 1] * 2, np.uint64)
+        counter = np.array([block, 2**63 - 1, 2, 0], np.uint64)
+        expected = np.random.Philox(key=key, counter=counter).random_raw(LANES)
+        assert row.tolist() == expected.view(np.int64).tolist()
+
+
+def test_torchs_gumbel_noise_is_numpys_to_the_last_digits():
+    """The bits of a logarithm are a library's own; eight units in the last place are far below any tie."""
+    noise = RequestNoise(2**64 - 3, 2, 5001)
+    one = [torch.tensor([signed(value)]) for value in (noise.seed, noise.choice, 77)]
+    ids = torch.arange(5001)
+    rows = gumbel_rows(*one, 5001)[0]
+    torch.testing.assert_close(rows, noise.gumbel(77, ids), rtol=2e-15, atol=2e-15)
+    some = torch.tensor([5000, 0, 3, 3])
+    assert gumbel_tokens(noise.seed, noise.choice, 77, some, 0).tolist() == rows[some].tolist()
+    assert gumbel_tokens(noise.seed, 2, 77, some[:0], 0).shape == (0,)
+    assert gumbel_of(torch.tensor([0, -1])).isfinite().all()
+
+
+def test_off_the_processor_noise_is_computed_without_reading_the_ids():
+    """A device that holds no values refuses to be read."""
+    found = RequestNoise(5, 0, 50).gumbel(3, torch.empty(9, dtype=torch.int64, device="meta"))
+    assert (found.device.type, found.dtype, found.shape) == ("meta", torch.float64, (9,))
