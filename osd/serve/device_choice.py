@@ -18,12 +18,10 @@ import torch
 from torch import Tensor
 
 from drafts.proposal import Proposal
+from drafts.transfer import sent
+from osd.serve.device_noise import AHEAD, ROWS_AT_ONCE, Wanted, prepare
 from osd.serve.noise import RequestNoise
-from osd.serve.philox import gumbel_rows, signed
 from osd.types import SamplingParams
-
-ROWS_AT_ONCE = 32
-"""Sampled rows computed together; bounds the memory of their noise and ranking (some 100 bytes a token)."""
 
 
 class SampledRow(NamedTuple):
@@ -83,6 +81,7 @@ def answers(logits: Tensor, sampled: Sequence[SampledRow]) -> Tensor:
     """
     best = logits.argmax(dim=-1)
     peaks = logits.gather(-1, best.unsqueeze(-1)).squeeze(-1)
+    _prepare_noise(logits, sampled)
     for ranks in (False, True):
         group = [item for item in sampled if _ranks(item.params, logits.shape[-1]) == ranks]
         for at in range(0, len(group), ROWS_AT_ONCE):
@@ -92,6 +91,16 @@ def answers(logits: Tensor, sampled: Sequence[SampledRow]) -> Tensor:
     return torch.stack((best.double(), peaks.double()))
 
 
+def _prepare_noise(logits: Tensor, sampled: Sequence[SampledRow]) -> None:
+    """Make the noise of the pass, and of what the next drafts will ask, for all requests together."""
+    reach: dict[int, Wanted] = {}
+    for item in sampled:
+        noise, at = item.noise.on_device, item.position
+        known = reach.get(id(noise), Wanted(noise, at, at))
+        reach[id(noise)] = Wanted(noise, min(known.first, at), max(known.last, at + AHEAD))
+    prepare(list(reach.values()), logits.shape[-1], logits.device)
+
+
 def _ranks(params: SamplingParams, vocab_size: int) -> bool:
     return 0 < params.top_k < vocab_size or params.top_p < 1.0
 
@@ -99,7 +108,7 @@ def _ranks(params: SamplingParams, vocab_size: int) -> bool:
 def _sample(logits: Tensor, peaks: Tensor, group: Sequence[SampledRow]) -> tuple[Tensor, Tensor]:
     """Indices and tokens of rows that all need ranking or all do not."""
     whole, real = _table(group, logits.device)
-    rows, seeds, choices, positions, top_k = whole
+    rows, top_k = whole
     temperature, top_p, least = real.unsqueeze(-1)
     raw = logits.index_select(0, rows)
     ranking: Tensor | None = None
@@ -109,7 +118,7 @@ def _sample(logits: Tensor, peaks: Tensor, group: Sequence[SampledRow]) -> tuple
     if ranking is not None:
         scores = _cut(scores, top_k.unsqueeze(-1), top_p)
     scores = scores.masked_fill(scores < least, -math.inf)
-    noise = gumbel_rows(seeds, choices, positions, logits.shape[-1])
+    noise = torch.stack([item.noise.on_device.row(item.position)[: logits.shape[-1]] for item in group])
     if ranking is not None:
         noise = noise.gather(-1, ranking)
     chosen = (scores + noise).argmax(dim=-1)
@@ -130,13 +139,10 @@ def _cut(ranked: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
 
 
 def _table(group: Sequence[SampledRow], device: torch.device) -> tuple[Tensor, Tensor]:
-    """What differs by row, int64 [5, R] and float64 [3, R], in one copy that nobody waits for."""
+    """What differs by row, int64 [2, R] and float64 [3, R], in one copy that nobody waits for."""
     whole = [
         (
             item.row,
-            signed(item.noise.seed),
-            signed(item.noise.choice),
-            item.position,
             item.params.top_k if item.params.top_k > 0 else np.iinfo(np.int64).max,
         )
         for item in group
@@ -152,8 +158,5 @@ def _table(group: Sequence[SampledRow], device: torch.device) -> tuple[Tensor, T
     bits = np.concatenate(
         (np.array(whole, dtype=np.int64).T, np.array(real, dtype=np.float64).view(np.int64).T)
     )
-    values = torch.from_numpy(bits)
-    if device.type == "cuda":
-        values = values.pin_memory()
-    table = values.to(device, non_blocking=True)
-    return table[:5], table[5:].contiguous().view(torch.float64)
+    table = sent(torch.from_numpy(bits), device)
+    return table[:2], table[2:].contiguous().view(torch.float64)

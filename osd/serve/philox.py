@@ -26,26 +26,28 @@ def signed(value: int) -> int:
     return value - 2**64 if value >= 2**63 else value
 
 
-def philox_words(seeds: Tensor, choices: Tensor, positions: Tensor, blocks: Tensor, stream: int) -> Tensor:
+def philox_words(keys: Tensor, positions: Tensor, streams: Tensor, blocks: Tensor) -> Tensor:
     """Raw words, as numpy's ``Philox(key=(seed, choice), counter=(0, position, stream, 0))`` gives them.
 
     Args:
-        seeds: int64 [R], as ``choices`` and ``positions``; all on one device.
+        keys: Seeds and choices, int64 [2, R], read as unsigned; all arguments on one device.
+        positions: int64 [R]; ``streams`` likewise.
         blocks: Which four words, int64 [B]: block b holds words ``4 * b`` to ``4 * b + 3``.
-        stream: See :class:`osd.serve.noise.RequestNoise`.
 
     Returns:
         int64 [R, B, 4], to be read as unsigned.
     """
-    shape = (len(seeds), len(blocks))
-    blocks = blocks.expand(shape)
-    seeds, choices, positions = (values.unsqueeze(-1).expand(shape) for values in (seeds, choices, positions))
+    shape = (len(positions), len(blocks))
+    first, second, third = (
+        values.expand(shape) for values in (blocks + 1, positions.unsqueeze(-1), streams.unsqueeze(-1))
+    )
     # Both products of a round at once: ``even`` holds words 0 and 2 of the counter, ``odd`` 1 and 3.
-    even = torch.stack((blocks + 1, torch.full_like(blocks, stream)))
-    odd = torch.stack((positions, torch.zeros_like(positions)))
-    key = torch.stack((seeds, choices))
-    low, high, step = (_pair(values, blocks) for values in (_halves(0), _halves(32), _STEPS))
-    whole = _pair(_MULTIPLIERS, blocks)
+    even = torch.stack((first, third))
+    odd = torch.stack((second, torch.zeros_like(second)))
+    key = keys.unsqueeze(-1)
+    low, high, whole, step = (
+        _pair(values, blocks.device) for values in (_halves(0), _halves(32), _MULTIPLIERS, _STEPS)
+    )
     for _ in range(ROUNDS):
         upper = _upper_word(even, low, high)
         even, odd = upper.flip(0) ^ odd ^ key, (even * whole).flip(0)
@@ -63,20 +65,10 @@ def gumbel_of(words: Tensor) -> Tensor:
     return -(-uniforms(words).log()).log()
 
 
-def gumbel_rows(seeds: Tensor, choices: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
-    """Noise of every token at one position a row, float64 [R, vocab_size], from int64 [R] each."""
-    blocks = torch.arange(math.ceil(vocab_size / LANES), device=seeds.device)
-    words = philox_words(seeds, choices, positions, blocks, 0)
-    return gumbel_of(words.flatten(1)[:, :vocab_size])
-
-
-def gumbel_tokens(seed: int, choice: int, position: int, token_ids: Tensor, stream: int) -> Tensor:
-    """Noise of ``token_ids`` (int64 [n]) at one position, float64 [n], on their device."""
-    seeds, choices, positions = (
-        torch.full((1,), signed(value), device=token_ids.device) for value in (seed, choice, position)
-    )
-    words = philox_words(seeds, choices, positions, token_ids >> 2, stream)[0]
-    return gumbel_of(words.gather(-1, (token_ids & 3).unsqueeze(-1)).squeeze(-1))
+def gumbel_rows(keys: Tensor, positions: Tensor, streams: Tensor, vocab_size: int) -> Tensor:
+    """Noise of every token at one position a row, float64 [R, vocab_size]; see :func:`philox_words`."""
+    blocks = torch.arange(math.ceil(vocab_size / LANES), device=positions.device)
+    return gumbel_of(philox_words(keys, positions, streams, blocks).flatten(1)[:, :vocab_size])
 
 
 def _halves(shift: int) -> tuple[int, int]:
@@ -84,10 +76,10 @@ def _halves(shift: int) -> tuple[int, int]:
     return first, second
 
 
-def _pair(values: tuple[int, int], like: Tensor) -> Tensor:
-    """Two constants [2, 1, ...] that broadcast over a pair of ``like``: filled there, not copied."""
-    filled = [torch.full((), signed(value), dtype=torch.int64, device=like.device) for value in values]
-    return torch.stack(filled).view(2, *[1] * like.ndim)
+def _pair(values: tuple[int, int], device: torch.device) -> Tensor:
+    """Two constants [2, 1, 1], filled on the device instead of copied there."""
+    filled = [torch.full((1, 1), signed(value), dtype=torch.int64, device=device) for value in values]
+    return torch.stack(filled)
 
 
 def _upper_word(x: Tensor, low: Tensor, high: Tensor) -> Tensor:

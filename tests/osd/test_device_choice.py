@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from drafts.proposal import ROOT, Proposal
 from osd.serve import verify as verify_module
-from osd.serve.device_choice import ROWS_AT_ONCE, SampledRow, answers, sampled_rows
+from osd.serve.device_choice import SampledRow, answers, sampled_rows
+from osd.serve.device_noise import ROWS_AT_ONCE
 from osd.serve.noise import RequestNoise
 from osd.serve.processor import LogitsProcessor
 from osd.serve.shaping import TargetNumericsError
