@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from drafts.errors import CheckpointError, UnknownNameError
+from drafts.transfer import sent
 from drafts.trunk import Trunk
 
 Expert = dict[str, torch.Tensor]
@@ -236,7 +237,7 @@ class ExpertBank:
         """``slots`` as an index on the device, copied there once while the rows stay the same."""
         key = tuple(slots)
         if key != self._asked[0]:
-            self._asked = key, torch.tensor(key, device=self.trunk.token_ids.device)
+            self._asked = key, sent(torch.tensor(key), self.trunk.token_ids.device)
         return self._asked[1]
 
     def _grow(self) -> None:

@@ -156,8 +156,8 @@ class CompiledHead:
         ):
             table[place] = value
         self._team.run(entry.run_head.address, table.ctypes.data, self._threads)
-        logits, shares, picks = self._memory.outputs.take(len(rows))
-        return Predicted(state, logits, shares, picks)
+        logits, top = self._memory.outputs.take(len(rows))
+        return Predicted(state, logits, top)
 
     def _turns_to(self, position: int) -> list[Tensor]:
         """Rotary factors, cosines and signed sines ``[positions, D]``, up to ``position`` at least."""

@@ -166,10 +166,11 @@ class Outputs:
         self._ids = np.zeros((room, library.width), dtype=np.int64)
         self._shares = np.zeros((room, library.width), dtype=np.float32)
 
-    def take(self, rows: int) -> tuple[Tensor, list[list[float]], list[list[int]]]:
-        """Logits ``[R, V]`` (valid until the next pass), candidates' probabilities and indices."""
+    def take(self, rows: int) -> tuple[Tensor, list[list[float]]]:
+        """Logits ``[R, V]`` (valid until the next pass); per row candidates' probabilities, then indices."""
         logits = self._logits[:rows, : self._vocabulary]
-        return logits, self._shares[:rows].tolist(), self._ids[:rows].tolist()
+        lines = zip(self._shares[:rows].tolist(), self._ids[:rows].tolist(), strict=True)
+        return logits, [shares + picks for shares, picks in lines]
 
     def entries(self) -> dict[int, int]:
         """What the pass's table says of them."""

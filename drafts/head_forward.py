@@ -12,6 +12,7 @@ import torch
 from drafts.bank import ExpertBank
 from drafts.head_cache import HeadCache
 from drafts.kinds.base import DraftRow
+from drafts.transfer import sent
 from drafts.trunk import Trunk
 
 
@@ -43,26 +44,35 @@ class Predicted:
     Attributes:
         hidden: ``[R, H]``, read by the next depth.
         logits: ``[R, V]``; valid until the next depth is run.
-        shares: Probabilities of the most probable ids, per row in order.
-        picks: Their indices into the draft vocabulary.
+        top: Per row the probabilities of the most probable ids, in order, then their indices into the draft
+            vocabulary; a tensor ``[R, 2 * width]`` where the host has not read it yet.
     """
 
     hidden: torch.Tensor
     logits: torch.Tensor
-    shares: list[list[float]]
-    picks: list[list[int]]
+    top: list[list[float]] | torch.Tensor
+
+    def read_with(self, others: Sequence[torch.Tensor]) -> tuple[list[list[float]], list[list[float]]]:
+        """``top`` and others, all of one length, on the host: one wait for all that is still elsewhere."""
+        if not isinstance(self.top, torch.Tensor):
+            return self.top, torch.stack(list(others)).tolist() if others else []
+        if not others:
+            return self.top.tolist(), []
+        width = self.top.shape[1]
+        flat: list[float] = torch.cat((self.top.double().flatten(), *others)).tolist()
+        rows = [flat[at : at + width] for at in range(0, self.top.numel(), width)]
+        size = len(others[0])
+        return rows, [flat[at : at + size] for at in range(self.top.numel(), len(flat), size)]
 
 
 def merged(found: Sequence[Predicted], groups: Sequence[Sequence[int]]) -> Predicted:
     """Predictions for groups of rows, put into the order of the rows."""
     order = torch.tensor([row for group in groups for row in group]).argsort()
-    shares = [line for part in found for line in part.shares]
-    picks = [line for part in found for line in part.picks]
+    lines = [line for part in found for line in part.read_with(())[0]]
     return Predicted(
         torch.cat([part.hidden for part in found])[order],
         torch.cat([part.logits for part in found])[order],
-        [shares[at] for at in order.tolist()],
-        [picks[at] for at in order.tolist()],
+        [lines[at] for at in order.tolist()],
     )
 
 
@@ -167,12 +177,11 @@ class LibraryHead:
         """See :meth:`HeadForward.read`."""
         device = self.embedding.device
         fused = self.trunk.fuse(torch.cat(pending.features).to(self.output))
-        embeds = self.embedding[torch.tensor(pending.tokens, device=device)].to(self.output)
-        inputs = self.trunk.layer_input(embeds, fused)
-        at = torch.tensor(pending.positions, device=device)
+        tokens, at = sent(torch.tensor([pending.tokens, pending.positions]), device).unbind()
+        inputs = self.trunk.layer_input(self.embedding[tokens].to(self.output), fused)
         keys, values = self.trunk.keys_values(inputs, at)
         counts = pending.counts
-        last = torch.tensor(counts, device=device).cumsum(0) - 1
+        last = sent(torch.tensor(counts), device).cumsum(0) - 1
         queries = self.trunk.queries(inputs[last], at[last])
         attended: list[torch.Tensor] = []
         split = zip(
@@ -188,7 +197,7 @@ class LibraryHead:
         """See :meth:`HeadForward.step`; the entry written is temporary."""
         device = self.embedding.device
         positions = [len(path.row.tokens) - 2 + depth for path in paths]
-        chosen, at = torch.tensor([[path.token for path in paths], positions], device=device).unbind()
+        chosen, at = sent(torch.tensor([[path.token for path in paths], positions]), device).unbind()
         inputs = self.trunk.layer_input(self.embedding[chosen].to(self.output), hidden)
         queries, keys, values = self.trunk.queries_keys_values(inputs, at)
         attended: list[torch.Tensor] = []
@@ -203,8 +212,5 @@ class LibraryHead:
         logits = self.bank.logits(self.output, hidden, slots)
         top = logits.topk(self.width, dim=-1)
         likely = (top.values - logits.logsumexp(dim=-1, keepdim=True)).exp()
-        # One copy to the host a depth: float32 holds every id of a vocabulary below 2 ** 24.
-        found = torch.cat((likely, top.indices.to(likely)), dim=-1).tolist()
-        shares = [values[: self.width] for values in found]
-        picks = [[int(index) for index in values[self.width :]] for values in found]
-        return Predicted(hidden, logits, shares, picks)
+        # One tensor, so that one copy brings it to the host: float32 holds every id below 2 ** 24.
+        return Predicted(hidden, logits, torch.cat((likely, top.indices.to(likely)), dim=-1))

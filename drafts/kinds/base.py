@@ -52,7 +52,7 @@ class Noise(Protocol):
     """
 
     def gumbel(self, position: int, token_ids: torch.Tensor) -> torch.Tensor:
-        """Noise of ``token_ids`` ([n], int64) at output ``position`` (0 = first), float64 [n]."""
+        """Noise of ``token_ids`` ([n], int64) at output ``position`` (first: 0): float64 [n], same device."""
         ...
 
 

@@ -21,6 +21,7 @@ from drafts.head_forward import HeadForward, HeadPath, LibraryHead, Predicted, p
 from drafts.kinds.base import DraftRow, Draws, Extend, Guess, NeuralSource
 from drafts.product import TimedProduct
 from drafts.proposal import DraftDistribution
+from drafts.transfer import sent
 from drafts.trunk import Trunk
 
 
@@ -129,7 +130,7 @@ class EagleSource(NeuralSource):
         while kept := self._extend(alive, found, depth, extend, draw):
             hidden = found.hidden
             if len(kept) < len(alive):
-                hidden = hidden[kept]
+                hidden = hidden[sent(torch.tensor(kept), hidden.device)]
                 alive = [alive[i] for i in kept]
             depth += 1
             found = self.forward.step(alive, hidden, depth)
@@ -154,12 +155,20 @@ class EagleSource(NeuralSource):
     ) -> list[int]:
         """Offer each row's candidates; indices of the rows that go deeper."""
         kept: list[int] = []
-        for i, (path, picks, shares) in enumerate(zip(alive, found.picks, found.shares, strict=True)):
+        coupled = [i for i, path in enumerate(alive) if path.row.coupled]
+        tops, perturbed = found.read_with(
+            [self._coupled(alive[i].row, found.logits[i], depth) for i in coupled]
+        )
+        answers = dict(zip(coupled, perturbed, strict=True))
+        for i, (path, top) in enumerate(zip(alive, tops, strict=True)):
+            shares, picks = top[: self.width], [int(pick) for pick in top[self.width :]]
             if not 0.0 <= shares[0] <= 1.001:
                 continue
             guesses: list[Guess]
-            if path.row.coupled or (draw and path.row.draws):
-                guesses = self._sample(path.row, found.logits[i], depth)
+            if i in answers:
+                guesses = _named(answers[i])
+            elif draw and path.row.draws:
+                guesses = self._draw(path.row, found.logits[i], depth)
             elif path.row.temperature > 0:
                 shaped = (found.logits[i] / path.row.temperature).log_softmax(-1)[picks].exp().tolist()
                 guesses = [(self._ids[p], c) for p, c in zip(picks, shaped, strict=True)]
@@ -171,28 +180,39 @@ class EagleSource(NeuralSource):
                 kept.append(i)
         return kept
 
-    def _sample(self, row: DraftRow, logits: torch.Tensor, depth: int) -> list[Guess]:
+    def _coupled(self, row: DraftRow, logits: torch.Tensor, depth: int) -> torch.Tensor:
         """The top of log q_T + noise, the noise being what verification will use (Daliri et al. 2408.07978).
 
         Siblings share it. The gap to the next candidate under the known noise tells more about a
-        candidate's chance than q does, so that is the confidence. Noise that verification does not share
-        makes the same tokens draws without replacement (Vieira 2014; Kool et al., arXiv 1903.06059).
+        candidate's chance than q does, so that is the confidence.
+
+        Returns:
+            Tokens, then confidences, float64 [2 * siblings], not read by the host yet.
         """
+        ids, _, perturbed = self._perturbed(row, logits, depth)
+        best = perturbed.topk(min(self.width, len(perturbed)))
+        confidence = (best.values - perturbed.logsumexp(-1)).exp()
+        return torch.cat((ids[best.indices].double(), confidence))
+
+    def _draw(self, row: DraftRow, logits: torch.Tensor, depth: int) -> list[Guess]:
+        """Draws without replacement, by noise that verification does not share.
+
+        The top of perturbed scores are such draws (Vieira 2014; Kool et al., arXiv 1903.06059).
+        """
+        ids, scaled, perturbed = self._perturbed(row, logits, depth)
+        best = perturbed.topk(min(self.width, len(perturbed)))
+        q = DraftDistribution(ids.numpy(force=True), scaled.softmax(-1).numpy(force=True))
+        return Draws(ids[best.indices].tolist(), q)
+
+    def _perturbed(
+        self, row: DraftRow, logits: torch.Tensor, depth: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Ids of the most probable tokens, their scores at the row's temperature, and those with noise."""
         assert row.noise is not None
         top = logits.topk(self.sample_candidates)
-        noise = row.noise.gumbel(row.output_length + depth, self.trunk.token_ids[top.indices])
+        ids = self.trunk.token_ids[top.indices]
         scaled = top.values.double() / row.temperature
-        perturbed = scaled + noise.to(logits.device)
-        best = perturbed.topk(min(self.width, len(perturbed)))
-        if not row.noise_is_shared:
-            ids = self.trunk.token_ids[top.indices].numpy(force=True)
-            drawn = [self._ids[pick] for pick in top.indices[best.indices].tolist()]
-            return Draws(drawn, DraftDistribution(ids, scaled.softmax(-1).numpy(force=True)))
-        confidence = (best.values - perturbed.logsumexp(-1)).exp().tolist()
-        return [
-            (self._ids[pick], c)
-            for pick, c in zip(top.indices[best.indices].tolist(), confidence, strict=True)
-        ]
+        return ids, scaled, scaled + row.noise.gumbel(row.output_length + depth, ids)
 
     def add_domain(self, domain: str, parent: str | None = None) -> None:
         """Give a domain an expert, a copy of ``parent``'s or the trunk unchanged."""
@@ -226,3 +246,9 @@ class EagleSource(NeuralSource):
 def _readable(row: DraftRow) -> bool:
     """Whether there is a pair of feature and token to predict from."""
     return row.features is not None and len(row.tokens) > 1
+
+
+def _named(answer: Sequence[float]) -> list[Guess]:
+    """Guesses of a coupled row, from its tokens and then their confidences."""
+    count = len(answer) // 2
+    return [(int(token), c) for token, c in zip(answer[:count], answer[count:], strict=True)]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from drafts.errors import BusyError, IntegrityError, InvalidValueError
+from drafts.transfer import sent
 from osd.serve.moves import mover
 
 
@@ -159,11 +160,13 @@ class SlotCache:
             if self._move is not None:
                 self._move(row, places, begin)
             else:
-                source = torch.tensor(places, device=self.pairs[0].device)
+                source = sent(torch.tensor(places), self.pairs[0].device)
                 for pair in self.pairs:
                     pair[:, row, :, begin:end] = pair[:, row].index_select(2, source)
             if self.features is not None:
-                self.features[row, begin:end] = self.features[row, places]
+                self.features[row, begin:end] = self.features[
+                    row, sent(torch.tensor(places), self.features.device)
+                ]
         self.commit(row, start + len(kept))
 
     def check(self) -> None:

@@ -1,6 +1,7 @@
 """The one function that turns a row of target logits into the distribution a request samples from.
 
-Plain decoding and verification both call it, so no parameter can act on one of the two paths only.
+Plain decoding and verification both call it, so no parameter can act on one of the two paths only. Where the
+logits are on an accelerator, :mod:`osd.serve.device_choice` says its choices for all rows at once, for both.
 """
 
 from __future__ import annotations

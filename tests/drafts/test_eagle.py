@@ -13,6 +13,7 @@ from drafts.head_cache import HeadCache
 from drafts.kinds.base import DraftRow
 from drafts.kinds.eagle import EagleSource
 from drafts.proposal import EMPTY
+from tests import host_reads
 from tests.drafts.head_rig import IDS, matrices, random_expert, row, source, tiny_trunk
 
 
@@ -227,3 +228,41 @@ def test_swapping_an_expert_needs_no_new_cache() -> None:
     torch.testing.assert_close(
         cache_of(item).keys[:, :29], cache_of(fresh).keys[:, :29], atol=1e-5, rtol=1e-5
     )
+
+
+# --- waits for an accelerator, counted on a processor
+
+
+@pytest.mark.parametrize("sampled", [(), (1,), (0, 1, 2)], ids=["greedy", "mixed", "sampled"])
+def test_the_host_reads_once_a_depth_whatever_the_rows_are(sampled: tuple[int, ...]) -> None:
+    def rows() -> list[DraftRow]:
+        made = [row(9 + 3 * n, seed=n) for n in range(3)]
+        for n in sampled:
+            made[n].temperature, made[n].noise = 0.9, Fixed(torch.randn(60, 50, dtype=torch.float64))
+        return made
+
+    torch.manual_seed(0)
+    expected = source(compile_passes=False).propose(rows(), [4, 2, 3])
+    torch.manual_seed(0)
+    watched = rows()
+    for item in watched:
+        assert item.features is not None
+        item.features = host_reads.watched(item.features)
+    assert source(compile_passes=False).propose(watched, [4, 2, 3]) == expected
+    assert host_reads.counts == {"tolist": 4}
+
+
+def test_a_broken_row_falls_silent_and_its_sampled_neighbour_is_guessed_as_alone() -> None:
+    eagle = source(compile_passes=False)
+    random_expert(eagle.bank, "ill", 1)
+    eagle.bank._stacked["output_bias"][eagle.bank.index("ill")] = float("nan")
+    noise = Fixed(torch.randn(40, 50, dtype=torch.float64, generator=torch.Generator().manual_seed(2)))
+    items = [row(9, 1, "ill"), row(12, 2), row(9, 3, "ill")]
+    for item in items:
+        item.temperature, item.noise = 0.9, noise
+    items[2].temperature, items[2].noise = 0.0, None
+    alone = row(12, 2)
+    alone.temperature, alone.noise = 0.9, noise
+    found = eagle.propose(items, [3, 3, 3])
+    assert [len(proposal) for proposal in found] == [0, 3, 0]
+    assert found[1].tokens == eagle.propose([alone], [3])[0].tokens

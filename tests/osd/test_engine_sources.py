@@ -22,8 +22,8 @@ from tests.tiny import COMMON, VOCAB
 SAMPLINGS = [{"temperature": 0.0}, {"temperature": 0.9, "top_p": 0.95, "top_k": 40}]
 
 
-def eagle() -> EagleSource:
-    model = target()
+def eagle(model=None) -> EagleSource:
+    model = model or target()
     shape = HeadShape(
         hidden_size=model.hidden_size,
         intermediate_size=48,
@@ -35,7 +35,7 @@ def eagle() -> EagleSource:
         feature_layers=model.feature_layers,
         vocab_size=VOCAB,
     )
-    trunk = Trunk.fresh(shape, torch.arange(3, VOCAB, 2), seed=1)
+    trunk = Trunk.fresh(shape, torch.arange(3, VOCAB, 2), seed=1).to(model.device)
     return EagleSource(
         trunk=trunk,
         bank=ExpertBank(trunk, rank=2),

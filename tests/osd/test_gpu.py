@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 
+from drafts.kinds.base import DraftRow
+from drafts.mixture import Mixture
 from drafts.proposal import Proposal
+from osd.serve.device_choice import answers, sampled_rows
 from osd.serve.graphs import CudaRecorder, GraphedTarget
 from osd.serve.load import build_target
+from osd.serve.noise import RequestNoise
+from osd.serve.philox import philox_words
 from osd.serve.target import PassRow
 from osd.serve.verify import verify_batch
 from osd.types import SamplingParams
 from tests.osd.engine_rig import Branching, Client, Forced, greedy, make_engine, prompts
 from tests.osd.passes import feed, plain_logits, random_text
 from tests.osd.recorders import packed
+from tests.osd.test_device_choice import SHAPES, a_pass
+from tests.osd.test_engine_sources import eagle
 from tests.tiny import VOCAB, tiny_model
 
 pytestmark = [
@@ -86,6 +95,83 @@ def test_greedy_verification_on_the_device_equals_the_hosts() -> None:
     proposals = [Proposal.chain([int(row.argmax()) for row in logits[:3]], "x", [0.5] * 3), Proposal()]
     shared = ([0, 4], proposals, [SamplingParams(temperature=0.0)] * 2, [None] * 2, [0, 0])
     assert verify_batch(logits.cuda(), *shared) == verify_batch(logits, *shared)
+
+
+def test_the_devices_words_are_the_hosts() -> None:
+    positions = torch.tensor([0, 7, 2**40])
+    keys = torch.tensor([[42, -1, 2**62], [0, 3, 1]])
+    asked = (keys, positions, torch.tensor([0, 1, 2]), torch.arange(2000))
+    assert torch.equal(philox_words(*(item.cuda() for item in asked)).cpu(), philox_words(*asked))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_sampled_verification_on_the_device_equals_the_hosts(seed: int) -> None:
+    logits, *rest = a_pass(seed, 333, requests=30)
+    assert verify_batch(logits.cuda(), *rest) == verify_batch(logits, *rest)
+
+
+def test_verification_waits_for_nothing_but_its_answers() -> None:
+    """Greedy and sampled rows, noise that is there already and noise that has to be made."""
+    logits, offsets, proposals, _, noises, positions = a_pass(3, 333, requests=30)
+    asked = sampled_rows([True] * 30, offsets, proposals, SHAPES * 3, noises, positions)
+    there = logits.cuda()
+    expected = answers(there, asked)
+    later = [item._replace(position=item.position + 100) for item in asked]
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        found = answers(there, asked)
+        moved = answers(there, later)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.equal(found, expected)
+    assert moved.shape == expected.shape
+
+
+def test_drafting_waits_once_a_depth() -> None:
+    """Greedy and sampled rows of the head; a depth's guesses decide on the host what is read next."""
+    target = on_gpu()
+    source, depth = eagle(target), 4
+
+    def rows() -> list[DraftRow]:
+        generator = torch.Generator().manual_seed(6)
+        made = []
+        for index in range(3):
+            features = torch.randn(64, target.feature_width, generator=generator).cuda()
+            made.append(DraftRow(f"r{index}", "base", random_text(9 + index, seed=index), 4, features))
+            if index:
+                made[-1].temperature, made[-1].noise = 0.9, RequestNoise(index, 0, VOCAB)
+        return made
+
+    expected = source.propose(rows(), [depth] * 3)
+    again = rows()
+    torch.cuda.synchronize()
+    with warnings.catch_warnings(record=True) as waits:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            found = source.propose(again, [depth] * 3)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    assert found == expected
+    assert all(len(proposal) == depth for proposal in found)
+    assert len([wait for wait in waits if "synchroniz" in str(wait.message)]) == depth
+
+
+def test_sampled_answers_are_the_same_with_drafts_from_the_head_and_without() -> None:
+    target = on_gpu()
+    asked = prompts(6, seed=4, lengths=(5, 21, 9))
+    texts = []
+    for drafter in (None, Mixture({"eagle": eagle(target)})):
+        client = Client(make_engine(target=target, drafter=drafter, slots=3))
+        for index, prompt in enumerate(asked):
+            shape = SHAPES[index % len(SHAPES)].model_dump(include={"temperature", "top_p", "top_k", "min_p"})
+            client.submit(f"r{index}", prompt, max_tokens=20, seed=index, **shape)
+        texts.append(client.run())
+        rounds = [item for outcome in client.outcomes.values() for item in outcome.record.rounds]
+    assert texts[0] == texts[1]
+    assert len(texts[0]) == len(asked)
+    assert any(item.proposed for item in rounds)
 
 
 @pytest.mark.parametrize("source", [None, Forced, Branching])

@@ -5,7 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from osd.serve.device_noise import SPAN, Wanted, prepare
 from osd.serve.noise import RequestNoise, _open_uniform, fresh_seed
+from osd.serve.philox import LANES, gumbel_of, gumbel_rows, philox_words, signed, uniforms
 
 PINNED = [0.8201981478608876, 0.18924562408645496, 0.8676608148821462]
 SEEDS = st.integers(-(2**63), 2**64 - 1)
@@ -99,3 +101,75 @@ def test_fresh_seeds_differ_and_fit_the_parameter():
     seeds = {fresh_seed() for _ in range(20)}
     assert len(seeds) == 20
     assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+# --- the same noise in torch's operators
+
+
+@given(
+    keys=st.lists(st.tuples(SEEDS, st.integers(0, 2**63), st.integers(0, 2**63 - 1)), min_size=1, max_size=8),
+    stream=st.integers(0, 2),
+    size=st.integers(1, 300),
+)
+@settings(max_examples=150, deadline=None)
+def test_torchs_words_are_numpys_bit_for_bit(keys, stream, size):
+    seeds, choices, positions = torch.tensor([[signed(value) for value in key] for key in keys]).T
+    blocks = torch.arange(-(-size // LANES))
+    streams = torch.full_like(positions, stream)
+    found = philox_words(torch.stack((seeds, choices)), positions, streams, blocks)
+    for row, (seed, choice, position) in zip(found, keys, strict=True):
+        noise = RequestNoise(seed, choice, size, stream=stream)
+        expected = noise._words(position, size)
+        assert row.flatten()[:size].tolist() == expected.view(np.int64).tolist()
+        assert uniforms(row).flatten()[:size].tolist() == noise.uniform(position).tolist()
+
+
+def test_torchs_words_are_numpys_at_counters_that_carry_between_halves():
+    """First and last words of a counter's range: products whose middle terms overflow 32 bits."""
+    edges = [0, 1, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**62, 2**63 - 2]
+    blocks = torch.tensor(edges)
+    keys = torch.tensor([[-1], [-1]])
+    found = philox_words(keys, torch.tensor([2**63 - 1]), torch.tensor([2]), blocks)[0]
+    for row, block in zip(found, edges, strict=True):
+        key = np.array([2**64 - 1] * 2, np.uint64)
+        counter = np.array([block, 2**63 - 1, 2, 0], np.uint64)
+        expected = np.random.Philox(key=key, counter=counter).random_raw(LANES)
+        assert row.tolist() == expected.view(np.int64).tolist()
+
+
+def test_torchs_gumbel_noise_is_numpys_to_the_last_digits():
+    """The bits of a logarithm are a library's own; eight units in the last place are far below any tie."""
+    noise = RequestNoise(2**64 - 3, 2, 5001)
+    keys = torch.tensor([[signed(noise.seed)], [noise.choice]])
+    found = gumbel_rows(keys, torch.tensor([77]), torch.tensor([0]), 5001)[0]
+    torch.testing.assert_close(found, noise.gumbel(77, torch.arange(5001)), rtol=2e-15, atol=2e-15)
+    assert gumbel_of(torch.tensor([0, -1])).isfinite().all()
+
+
+def test_off_the_processor_noise_is_computed_without_reading_the_ids():
+    """A device that holds no values refuses to be read."""
+    found = RequestNoise(5, 0, 50).gumbel(3, torch.empty(9, dtype=torch.int64, device="meta"))
+    assert (found.device.type, found.dtype, found.shape) == ("meta", torch.float64, (9,))
+
+
+def test_a_window_of_noise_on_the_device_is_the_noise_and_moves_with_the_text():
+    noises = [RequestNoise(seed, seed % 2, 30, stream=seed % 3) for seed in range(7)]
+    ids = torch.arange(30)
+    for first, last in ((0, 3), (2, 9), (15, 40), (41, 41)):
+        prepare([Wanted(noise.on_device, first, last) for noise in noises], 30, ids.device)
+        for noise in noises:
+            for position in range(first, last + 1):
+                row, expected = noise.on_device.row(position), noise.gumbel(position, ids)
+                torch.testing.assert_close(row, expected, rtol=2e-15, atol=2e-15)
+            assert min(noise.on_device.spans) >= first // SPAN - 1
+
+
+def test_a_position_is_made_once_and_again_only_for_a_larger_vocabulary():
+    noise, device = RequestNoise(4, 0, 30).on_device, torch.device("cpu")
+    prepare([Wanted(noise, 3, 5)], 30, device)
+    kept = noise.spans[0]
+    prepare([Wanted(noise, 4, 12)], 30, device)
+    assert noise.spans[0] is kept
+    assert list(noise.spans) == [0, 1]
+    prepare([Wanted(noise, 4, 4)], 64, device)
+    assert torch.equal(noise.row(4)[:30], kept[4])
