@@ -49,6 +49,7 @@ def parse_arguments(arguments: Sequence[str] | None = None, description: str = "
         "--memory-bytes", type=int, help="bound of a domain's memory, instead of the config's"
     )
     parser.add_argument("--shared-rates", default="0.3,1,3", help="multiples of learn.rate tried for shared")
+    parser.add_argument("--rates", default="1", help="multiples of learn.rate tried for routed arms")
     parser.add_argument("--pilot", type=int, default=20, help="requests of a label before one is chosen")
     parser.add_argument("--nodes", type=int, default=MOST_NODES, help="most nodes of a tree in a step")
     parser.add_argument(
@@ -61,10 +62,12 @@ def parse_arguments(arguments: Sequence[str] | None = None, description: str = "
     only.add_argument("--domains-only", action="store_true", help="the price of domains")
     found = parser.parse_args(arguments)
     found.arms, found.labels = _listed(found.arms), _listed(found.labels)
-    try:
-        found.shared_rates = [float(rate) for rate in _listed(found.shared_rates)]
-    except ValueError:
-        raise InvalidValueError("--shared-rates", found.shared_rates, "a list of numbers") from None
+    for name in ("rates", "shared_rates"):
+        try:
+            setattr(found, name, [float(rate) for rate in _listed(getattr(found, name))] or [1.0])
+        except ValueError:
+            option = "--" + name.replace("_", "-")
+            raise InvalidValueError(option, getattr(found, name), "a list of numbers") from None
     for name in ("per_label", "examples", "max_tokens", "block", "turn", "pilot", "nodes", "repeats"):
         if getattr(found, name) < 1:
             raise InvalidValueError("--" + name.replace("_", "-"), getattr(found, name), "at least 1")
@@ -149,7 +152,7 @@ def serve_arms(
     longest = max(len(one.ids) for one in ready) + arguments.max_tokens
     measured = target.measure_costs(COST_COUNTS)
     arms: dict[str, DraftArm] = {}
-    for plan in make_plans(arguments.arms, config, arguments.shared_rates, arguments.nodes):
+    for plan in make_plans(arguments.arms, config, arguments.shared_rates, arguments.nodes, arguments.rates):
         arms[plan.name] = DraftArm(
             plan, target, tokenizer, router, measured, longest, arguments.max_tokens, arguments.seed
         )
@@ -157,8 +160,7 @@ def serve_arms(
     copied: list[Drafts] = []
 
     def at_border() -> None:
-        if ROUTED in arms:
-            copied.append(snapshot(arms[ROUTED]))
+        copied.extend(snapshot(arm) for arm in arms.values() if arm.plan.arm == ROUTED)
 
     served, tried = run_blocks(
         arms, blocks, arguments.pilot, at_border, lambda text: print("  " + text, flush=True)
@@ -172,14 +174,14 @@ def serve_arms(
             "variant": chosen[name].plan.name,
         }
     result["most_nodes"] = arguments.nodes
-    result["shared_tried"] = tried
+    result["tried"] = tried
     result["ratios"] = ratios(served, arguments.seed)
     result["routed_minus_shared"] = length_gains(served, arguments.seed)
     if ROUTED in served:
         result["routing"] = routing(served[ROUTED])
     result["answers_that_differ"] = differing(served)
     result["matrix"] = {}
-    eagle = arms[ROUTED].parts.mixture.sources.get("eagle") if ROUTED in arms else None
+    eagle = chosen[ROUTED].parts.mixture.sources.get("eagle") if ROUTED in chosen else None
     if copied and isinstance(eagle, EagleSource):
         last = answers_to(target, [one for one in ready if one.asked.last], arguments.max_tokens)
         result["matrix"] = specialisation(copied[0], eagle, last)

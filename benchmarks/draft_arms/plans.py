@@ -42,11 +42,20 @@ class Plan:
 
 
 def make_plans(
-    arms: Sequence[str], config: PolydraftConfig, rates: Sequence[float], nodes: int = MOST_NODES
+    arms: Sequence[str],
+    config: PolydraftConfig,
+    rates: Sequence[float],
+    nodes: int = MOST_NODES,
+    routed_rates: Sequence[float] = (1.0,),
 ) -> list[Plan]:
-    """The arms in the order of :data:`ARMS`; ``shared`` once for every rate and every rank.
+    """The arms in the order of :data:`ARMS`, learning ones once for every rate.
 
-    ``nodes`` is the most that a tree of any arm holds.
+    Args:
+        arms: Names.
+        config: The deployment.
+        rates: Multiples of ``learn.rate`` for ``shared``, which is tried with two ranks beside.
+        nodes: Most nodes of a tree of any arm.
+        routed_rates: The same multiples for the routed arms.
 
     Raises:
         UnknownNameError: An arm that does not exist.
@@ -55,9 +64,10 @@ def make_plans(
     for name in arms:
         if name not in ARMS:
             raise UnknownNameError("--arms", name, list(ARMS))
-    for rate in rates:
-        if not rate > 0:
-            raise InvalidValueError("--shared-rates", rate, "positive multiples of learn.rate")
+    for option, multiples in (("--shared-rates", rates), ("--rates", routed_rates)):
+        for rate in multiples:
+            if not rate > 0:
+                raise InvalidValueError(option, rate, "positive multiples of learn.rate")
     bounded = config.drafts.model_copy(update={"max_nodes": nodes})
     config = config.model_copy(update={"drafts": bounded})
     plans: list[Plan] = []
@@ -65,9 +75,21 @@ def make_plans(
         if arm == "shared":
             plans += _shared_plans(config, rates)
         else:
-            sources = SOURCES.get(arm, ALL_SOURCES)
-            plans.append(Plan(arm, arm, _deployment(config, arm), sources, arm != "lookup"))
+            plans += _own_plans(arm, config, routed_rates)
     return plans
+
+
+def _own_plans(arm: str, config: PolydraftConfig, rates: Sequence[float]) -> list[Plan]:
+    sources, one = SOURCES.get(arm, ALL_SOURCES), _deployment(config, arm)
+    if arm not in LEARNING or len(rates) == 1:
+        rate = rates[0] if arm in LEARNING else 1.0
+        return [Plan(arm, arm, _faster(one, rate), sources, arm != "lookup")]
+    return [Plan(arm, f"{arm} (rate x {rate:g})", _faster(one, rate), sources, True) for rate in rates]
+
+
+def _faster(config: PolydraftConfig, rate: float) -> PolydraftConfig:
+    learn = config.learn.model_copy(update={"rate": rate * config.learn.rate})
+    return config.model_copy(update={"learn": learn})
 
 
 def _deployment(config: PolydraftConfig, arm: str) -> PolydraftConfig:

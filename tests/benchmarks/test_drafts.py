@@ -80,6 +80,14 @@ class TestPlans:
             make_plans(["forest"], config, [1.0])
         with pytest.raises(InvalidValueError, match="--shared-rates"):
             make_plans(["shared"], config, [0.0])
+        with pytest.raises(InvalidValueError, match=r"--rates.*-1"):
+            make_plans(["trees"], config, [1.0], routed_rates=[-1.0])
+
+    def test_routed_arms_are_tried_with_rates_of_their_own(self) -> None:
+        plans = make_plans(["trees", "trees_frozen"], PolydraftConfig(), [1.0], routed_rates=[1.0, 3.0])
+        assert [plan.name for plan in plans] == ["trees (rate x 1)", "trees (rate x 3)", "trees_frozen"]
+        rate = PolydraftConfig().learn.rate
+        assert [plan.config.learn.rate for plan in plans] == pytest.approx([rate, 3 * rate, rate])
 
     def test_every_label_is_a_domain_and_what_declares_it_is_not_served(self) -> None:
         config = PolydraftConfig.model_validate(CONFIG)
@@ -287,7 +295,7 @@ def test_all_arms_on_a_tiny_target(tmp_path: Path, capsys: pytest.CaptureFixture
     assert result["arms"]["lookup"]["learning"]["memory_bytes"] == 0
     assert result["arms"]["memory"]["learning"]["memory_bytes"] > 0
     assert set(result["routed_minus_shared"]) == {"boats", "trees", "all"}
-    assert len(result["shared_tried"]) == 2
+    assert len(result["tried"]) == 2
     assert set(result["matrix"]["experts"]) == {"base", "boats", "trees"}
     assert set(result["matrix"]["memories"]["boats"]) == {"boats", "trees"}
     assert result["matrix"]["answers"] == 4
