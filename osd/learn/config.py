@@ -131,6 +131,11 @@ class LearnConfig(_Config):
         allow_inf_nan=False,
         description="With learner ensemble, by how much weights follow a nat of loss on fresh positions.",
     )
+    generalist: bool = Field(
+        default=True,
+        description="The base domain's expert learns from all domains' requests, and serves each domain "
+        "until an expert of its own is better on what the domain holds back.",
+    )
     loss: LossName = Field(default="forward_kl", description="Distillation loss.")
     focus: Literal["wrong", "weighted", "all", "rounds"] = Field(
         default="weighted",

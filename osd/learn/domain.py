@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -10,6 +11,9 @@ from osd.learn.buffer import DomainBuffer
 from osd.learn.guard import Watch
 from osd.learn.learners import Learner
 from osd.learn.record import BufferRecord
+
+RECENT = 16
+"""Records whose agreement tells how much there is to gain."""
 
 
 @dataclass
@@ -41,6 +45,8 @@ class DomainLearning:
         positions_since_update: Their positions that may be trained on.
         newest: The record scored last.
         charged: Number of the first record that learners were not charged for yet.
+        followed: The version taken over from the generalist last; the domain follows it while this is served.
+        challenged: Whether the generalist has a version that was not compared with the domain's own yet.
     """
 
     buffer: DomainBuffer
@@ -52,17 +58,27 @@ class DomainLearning:
     positions_since_update: int = 0
     newest: BufferRecord | None = None
     charged: int = 0
+    followed: int = 0
+    challenged: bool = False
+    _recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
     _served: tuple[int, Expert] | None = None
 
-    def observe(self, record: BufferRecord) -> None:
-        """Count a scored record and put it in the buffer."""
+    def observe(self, record: BufferRecord) -> bool:
+        """Count a scored record and put it in the buffer; whether it was held back."""
         live = self.live.setdefault(record.version, Agreement())
         live.right += int(record.right.sum())
         live.positions += record.size
         live.records += 1
-        self.since_update += 1
         self.newest = record
-        if not self.buffer.add(record):
+        held = self.buffer.add(record)
+        self.count(record, held)
+        return held
+
+    def count(self, record: BufferRecord, held: bool) -> None:
+        """Count a record to learn from, whichever domain's buffer keeps it."""
+        self.since_update += 1
+        if not held:
+            self._recent.append(record.agreement)
             self.positions_since_update += record.size
 
     def fresh(self, most: int) -> list[BufferRecord]:
@@ -78,16 +94,22 @@ class DomainLearning:
             self.watch = Watch(version, before, weights) if version > before else None
         self._served = (version, expert)
 
-    def is_due(self, update_every: int, min_positions: int) -> bool:
-        """Whether enough was scored since the last update and enough is held back to judge one."""
-        held = sum(record.size for record in self.buffer.held)
-        return self.since_update >= update_every and held >= min_positions and bool(self.buffer.training)
+    def is_due(self, update_every: int, min_positions: int, buffers: Sequence[DomainBuffer] = ()) -> bool:
+        """Whether enough was scored since the last update and enough is held back to judge one.
+
+        ``buffers`` are what it learns from, its own if none are given.
+        """
+        if self.since_update < update_every:
+            return False
+        read = buffers or (self.buffer,)
+        held = sum(record.size for buffer in read for record in buffer.held)
+        return held >= min_positions and any(buffer.training for buffer in read)
 
     @property
     def gain(self) -> float:
         """Traffic since the last update times headroom: where an update is expected to pay most."""
-        records = self.buffer.training[-16:]
-        agreement = sum(r.agreement for r in records) / max(1, len(records))
+        recent = self._recent or [record.agreement for record in self.buffer.training[-RECENT:]]
+        agreement = sum(recent) / max(1, len(recent))
         return self.since_update * (1.0 - agreement)
 
     def live_state(self) -> dict[str, list[int]]:

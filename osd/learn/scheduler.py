@@ -21,6 +21,8 @@ from osd.learn.config import LearnConfig
 from osd.learn.cross import CrossScorer
 from osd.learn.distill import Pending, encode, is_right, make_record, pending, score
 from osd.learn.domain import DomainLearning
+from osd.learn.generalist import Generalist, joined
+from osd.learn.guard import Verdict
 from osd.learn.head import TrainableHead
 from osd.learn.losses import draft_index
 from osd.learn.publish import Publisher
@@ -57,6 +59,7 @@ class LearningScheduler:
         overrides: Settings of the domains that have their own; the budget and the queue are shared.
         on_event: Called with every event.
         clock: Seconds, for the budget.
+        base: Domain whose expert learns from all, see :class:`osd.learn.generalist.Generalist`.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class LearningScheduler:
         on_event: Callable[[Event], None] = lambda event: None,
         clock: Callable[[], float] = time.perf_counter,
         overrides: Mapping[str, LearnConfig] | None = None,
+        base: str = "base",
     ) -> None:
         self.heads = dict(heads)
         self.registry = registry
@@ -76,11 +80,13 @@ class LearningScheduler:
         self.budget = Budget(config.budget_share)
         self.cross = CrossScorer(self.head_of, self._experts, self.served, config.seed)
         self.domains: dict[str, DomainLearning] = {}
+        self.generalist = Generalist(base) if config.generalist else None
         self.counts = {
             "updates": 0,
             "published": 0,
             "rolled_back": 0,
             "rejected": 0,
+            "followed": 0,
             "scored": 0,
             "skipped": 0,
         }
@@ -161,6 +167,8 @@ class LearningScheduler:
         for kind in self.heads:
             self.domains.pop(expert_key(name, kind), None)
         self.cross.forget(name)
+        if self.generalist is not None:
+            self.generalist.forget(name)
         self._let_go(name)
 
     def purge(self, name: str) -> None:
@@ -211,7 +219,9 @@ class LearningScheduler:
     def history(self) -> dict[str, Any]:
         """Counters, agreement per version and the matrix, as JSON."""
         live = {name: domain.live_state() for name, domain in self.domains.items()}
-        return {"counts": dict(self.counts), "live": live, "cross": self.cross.matrix.state()}
+        followed = {name: domain.followed for name, domain in self.domains.items()}
+        cross = self.cross.matrix.state()
+        return {"counts": dict(self.counts), "live": live, "followed": followed, "cross": cross}
 
     def load_history(self, history: Mapping[str, Any]) -> None:
         """Restore :meth:`history`; domains without a draft here are left out."""
@@ -219,6 +229,9 @@ class LearningScheduler:
         for name, versions in history.get("live", {}).items():
             if self._has(name):
                 self.domain(name).load_live(versions)
+        for name, number in history.get("followed", {}).items():
+            if self._has(name):
+                self.domain(name).followed = int(number)
         self.cross.matrix.load_state(history.get("cross", {}), self._experts())
 
     def _slice(self) -> bool:
@@ -252,7 +265,10 @@ class LearningScheduler:
         if record is None:
             self._reject(item.domain, "a record held NaN or infinity and was dropped", {})
             return True
-        domain.observe(record)
+        held = domain.observe(record)
+        general = item.domain if self.generalist is None else self.generalist.of(item.domain)
+        if general != item.domain and self._has(general):
+            self.domain(general).count(record, held)
         if split_key(item.domain)[1] == FIRST_KIND:
             self.cross.take(item, hidden, right)
         self.counts["scored"] += 1
@@ -289,19 +305,19 @@ class LearningScheduler:
                 return
             self.counts["rolled_back"] += 1
             self._tell("rollback", name, reason, numbers)
+            self._changed(name)
         elif len(watch.gains) >= guard.watch_records:
             domain.watch = None
 
     def _train(self) -> bool:
         """Advance the running update, or start one for the domain with most to gain."""
         if self._update is None:
+            if self._catch_up():
+                return True
             name = self._due()
             if name is None:
                 return False
-            expert, version = self._served(name)
-            self._update = Update(
-                self.head_of(name), name, self.domain(name), expert, version, self.of(name), self.map_of(name)
-            )
+            self._update = self._begin(name)
             self.counts["updates"] += 1
             return True
         update = self._update
@@ -313,6 +329,68 @@ class LearningScheduler:
         self._update = None
         self._conclude(update)
         return True
+
+    def _begin(self, name: str) -> Update:
+        """An update of an expert; the generalist's reads all buffers, and challenges those that left it."""
+        domain, (expert, version) = self.domain(name), self._served(name)
+        buffers = self._read_by(name)
+        rival = None
+        if self.generalist is not None and domain.challenged:
+            rival, domain.challenged = self.served(self.generalist.of(name)), False
+        return Update(
+            self.head_of(name),
+            name,
+            domain,
+            expert,
+            version,
+            self.of(name),
+            self.map_of(name),
+            joined(buffers) if buffers else None,
+            rival,
+        )
+
+    def _read_by(self, name: str) -> list[DomainBuffer]:
+        """Buffers that the generalist learns from, its own first; none where a domain learns for itself."""
+        if self.generalist is None or not self.generalist.owns(name):
+            return []
+        kind = split_key(name)[1]
+        others = [d.buffer for key, d in self.domains.items() if key != name and split_key(key)[1] == kind]
+        return [self.domain(name).buffer, *others]
+
+    def _catch_up(self) -> bool:
+        """Let one domain that follows the generalist serve its newest version; whether there was one."""
+        if self.generalist is None or (name := self.generalist.next_behind()) is None:
+            return False
+        if self._has(name):
+            self._follow(name, "until its own is better on what it holds back")
+        return True
+
+    def _follow(self, name: str, reason: str, score: float | None = None) -> None:
+        """Serve a domain with the generalist's version."""
+        assert self.generalist is not None
+        version, served = self.registry.current(self.generalist.of(name)), self.registry.current(name)
+        if version is None or served is None:
+            return
+        domain = self.domain(name)
+        text = f"version {version.number} of {split_key(version.domain)[0]}, {reason}"
+        try:
+            taken = self.registry.publish(
+                name, version.tensors, reason=text, score=score, parent=served.number
+            )
+        except PolydraftError as error:
+            domain.followed = -1
+            self._tell("update_rejected", name, f"{text}: {error}", {})
+            return
+        domain.followed, domain.learner = taken.number, None
+        self.counts["followed"] += 1
+        self._tell("publish", name, text, {"version": taken.number})
+
+    def _changed(self, name: str) -> None:
+        """Where the generalist serves another version, tell those that follow it."""
+        if self.generalist is not None and self.generalist.owns(name):
+            current = {key: self.registry.current(key) for key in self.registry.domains()}
+            served = {key: version.number for key, version in current.items() if version is not None}
+            self.generalist.changed(name, served, self.domains)
 
     def _conclude(self, update: Update) -> None:
         """Publish a finished update or say why not."""
@@ -328,6 +406,9 @@ class LearningScheduler:
             self._reject(update.name, "another version was published meanwhile", numbers)
         elif update.failures:
             self._reject(update.name, f"{update.failures} steps were not finite", numbers)
+        elif _wins(rival := update.rival_verdict(), verdict):
+            assert rival is not None
+            self._follow(update.name, "better than its own on what it holds back", rival.candidate)
         elif not verdict.accepted:
             if verdict.hopeless:
                 update.domain.learner = None
@@ -344,6 +425,7 @@ class LearningScheduler:
             self.counts["published"] += 1
             numbers["version"] = published.number
             self._tell("publish", update.name, reason, numbers)
+            self._changed(update.name)
 
     def _publish(self, update: Update, reason: str, score: float) -> Version:
         """Publish the candidate; what was served before anything was published becomes version 0 first."""
@@ -364,7 +446,9 @@ class LearningScheduler:
             name: domain.gain
             for name, domain in self.domains.items()
             if self._has(name)
-            and domain.is_due(self.of(name).update_every, self.of(name).guard.min_positions)
+            and domain.is_due(
+                self.of(name).update_every, self.of(name).guard.min_positions, self._read_by(name)
+            )
         }
         return max(gains, key=lambda name: gains[name]) if gains else None
 
@@ -392,3 +476,10 @@ class LearningScheduler:
             return self.head_of(name).served(split_key(name)[0]), 0
         device = self.map_of(name).device
         return {n: t.to(device) for n, t in version.tensors.items()}, version.number
+
+
+def _wins(rival: Verdict | None, candidate: Verdict) -> bool:
+    """Whether a rival may be served and gains more than the candidate."""
+    if rival is None or not rival.accepted:
+        return False
+    return not candidate.accepted or rival.overlap_gain > candidate.overlap_gain

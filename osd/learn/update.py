@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from drafts.bank import Expert
+from osd.learn.buffer import DomainBuffer
 from osd.learn.config import LearnConfig
 from osd.learn.distill import collate, score
 from osd.learn.domain import DomainLearning
@@ -27,6 +28,8 @@ class Update:
         version: Its number.
         config: Settings.
         to_draft: Map from target id to draft index.
+        buffer: What is learned from, the domain's own if not given.
+        rival: Another expert, compared with the served one beside the candidate.
     """
 
     def __init__(
@@ -38,6 +41,8 @@ class Update:
         version: int,
         config: LearnConfig,
         to_draft: torch.Tensor,
+        buffer: DomainBuffer | None = None,
+        rival: Expert | None = None,
     ) -> None:
         self.head = head
         self.name = name
@@ -47,13 +52,15 @@ class Update:
         self.config = config
         self.failures = 0
         self.candidate: Expert = {}
+        self.rival = rival
+        self._buffer = domain.buffer if buffer is None else buffer
         self._to_draft = to_draft
         drawn = config.passes * domain.positions_since_update
         steps = min(config.steps, max(1, round(drawn / config.positions_per_step)))
         self._slices = -(-config.positions_per_step // config.positions_per_slice)
         self._slices_left = steps * self._slices
-        self._comparison = Comparison()
-        self._held = list(domain.buffer.held)
+        self._comparison, self._rivalry = Comparison(), Comparison()
+        self._held = list(self._buffer.held)
         domain.since_update = domain.positions_since_update = 0
         if domain.learner is None or domain.learner_version != version:
             domain.learner = make_learner(head, served, config)
@@ -84,12 +91,14 @@ class Update:
         served = score(self.head, record, self.served, self._to_draft)
         mine = score(self.head, record, self.candidate, self._to_draft)
         self._comparison.add(served, mine)
+        if self.rival is not None:
+            self._rivalry.add(served, score(self.head, record, self.rival, self._to_draft))
         return True
 
     def _train(self) -> bool:
         """One slice of a step, the last of which applies it; False when something was not finite."""
         config = self.config
-        drawn = self.domain.buffer.draw(-(-config.positions_per_step // self._slices), self.head.together)
+        drawn = self._buffer.draw(-(-config.positions_per_step // self._slices), self.head.together)
         if drawn and self._learner.accumulate(collate(drawn, self._to_draft), 1.0 / self._slices) is None:
             return False
         return self._slices_left % self._slices > 0 or self._learner.apply()
@@ -97,3 +106,7 @@ class Update:
     def verdict(self) -> Verdict:
         """The guard's verdict on what was compared."""
         return self._comparison.verdict(self.config.guard.margin)
+
+    def rival_verdict(self) -> Verdict | None:
+        """The same of the rival, if there is one."""
+        return None if self.rival is None else self._rivalry.verdict(self.config.guard.margin)

@@ -36,12 +36,16 @@ def finished(
     output: int = 20,
     temperature: float = 0.0,
     features: torch.Tensor | None = None,
+    shift: int = 3,
 ) -> FinishedRecord:
-    """An answer whose next token is a fixed function of the token before: a head can learn it all."""
+    """An answer whose next token is a fixed function of the token before: a head can learn it all.
+
+    Languages of different ``shift`` contradict one another.
+    """
     generator = torch.Generator().manual_seed(seed)
     tokens = IDS[torch.randint(0, len(IDS), (prompt,), generator=generator)].tolist()
     for _ in range(output):
-        tokens.append(int(IDS[(int(tokens[-1]) * 7 + 3) % len(IDS)]))
+        tokens.append(int(IDS[(int(tokens[-1]) * 7 + shift) % len(IDS)]))
     ids = torch.tensor(tokens[prompt:])[:, None].repeat(1, 4)
     ids[:, 1:] = torch.tensor([0, 2, 4])
     logprobs = torch.tensor([0.9, 0.04, 0.03, 0.02]).log().expand(output, 4).half()

@@ -100,6 +100,7 @@ def test_an_adapter_is_distilled_published_and_used_while_the_engine_serves(toge
         heads["eagle"] = EagleHead(trunk.trunk, trunk.bank, trunk.embedding, trunk.output)
         registry.publish("math", trunk.bank.tensors("math"), reason="born")
     config = LearnConfig(
+        generalist=False,
         budget_share=0.9,
         update_every=4,
         rate=2e-2,
