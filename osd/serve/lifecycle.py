@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from drafts.errors import PolydraftError
+from drafts.errors import PolydraftError, as_typed
 from drafts.kinds.base import DraftRow
 from osd.serve.admission import Admission
 from osd.serve.detokenize import OutputStream
@@ -248,8 +248,3 @@ class Lifecycle:
             work()
         except Exception:
             log.exception("the %s of request %s failed as it ended", part, row.draft.request_id)
-
-
-def as_typed(error: Exception, what: str) -> PolydraftError:
-    """``error`` itself if it is one of ours, else one that says what failed and how."""
-    return error if isinstance(error, PolydraftError) else PolydraftError(f"{what}: {error!r}")
