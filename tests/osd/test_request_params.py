@@ -14,6 +14,7 @@ from drafts.errors import InvalidValueError
 from drafts.mixture import Mixture
 from osd.serve.logprobs import token_logprobs
 from osd.types import FinishReason
+from tests.osd.draft_rig import mixture
 from tests.osd.engine_rig import (
     Branching,
     Client,
@@ -24,7 +25,6 @@ from tests.osd.engine_rig import (
     prompts,
     target,
 )
-from tests.osd.test_engine_sources import mixture
 from tests.tiny import VOCAB
 
 KINDS = ["lookup", "ngram", "eagle"]
