@@ -14,6 +14,15 @@ class PolydraftError(Exception):
     code: str = "internal_error"
 
 
+def as_typed(error: Exception, what: str) -> PolydraftError:
+    """``error`` itself if it is one of ours, else one that says what failed and how, ``error`` its cause."""
+    if isinstance(error, PolydraftError):
+        return error
+    typed = PolydraftError(f"{what}: {error!r}")
+    typed.__cause__ = error
+    return typed
+
+
 class InvalidValueError(PolydraftError, ValueError):
     """A value from a user (config, request, command line) that cannot be used.
 

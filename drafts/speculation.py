@@ -90,7 +90,7 @@ class Speculated:
             self.reasons[choice.reason] = self.reasons.get(choice.reason, 0) + 1
 
     def figures(self) -> dict[str, Any]:
-        """For the statistics.
+        """For the statistics; safe from any thread while the engine's goes on counting.
 
         ``k`` is the mean depth of a step's proposal (plain steps count 0) and ``nodes`` its mean size;
         ``speedup`` is tokens per millisecond over what plain decoding of as many rows is estimated to
@@ -104,7 +104,7 @@ class Speculated:
             "nodes": self.nodes / steps,
             "steps_by_nodes": dict(zip([*labels, f"{SIZES[-1]}+"], self.sizes, strict=True)),
             "plain_share": self.sizes[0] / steps,
-            "plain_because": {reason: count / steps for reason, count in self.reasons.items()},
+            "plain_because": {reason: count / steps for reason, count in dict(self.reasons).items()},
             "expected": self._outcome(self.expected_tokens, self.expected_ms),
             "realised": self._outcome(self.tokens, self.ms),
             "counters": {**vars(self), "sizes": list(self.sizes), "reasons": dict(self.reasons)},

@@ -72,7 +72,9 @@ class SamplingParams(BaseModel):
     choice: int = Field(0, ge=0, lt=2**31, description="Index of this choice where a prompt has several.")
     max_tokens: int = Field(256, ge=1, le=2**31 - 1, description="Most output tokens.")
     min_tokens: int = Field(0, ge=0, le=2**31 - 1, description="End tokens are forbidden before this many.")
-    stop: tuple[str, ...] = Field((), max_length=16, description="Strings that end the output.")
+    stop: tuple[str, ...] = Field(
+        (), max_length=16, description="Strings that end the output; a special token's text, the token."
+    )
     stop_token_ids: tuple[Annotated[int, Field(ge=0)], ...] = Field(
         (), max_length=64, description="Further tokens that end the output, as end tokens do."
     )

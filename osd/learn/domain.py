@@ -121,7 +121,7 @@ class DomainLearning:
         self.live = {int(version): Agreement(*seen) for version, seen in state.items()}
 
     def figures(self) -> dict[str, object]:
-        """For the statistics, what the learner tells among them."""
+        """For the statistics, what the learner tells among them; safe from any thread."""
         return {
             **({} if self.learner is None else self.learner.figures()),
             "buffer_records": len(self.buffer.training),
@@ -129,5 +129,5 @@ class DomainLearning:
             "buffer_positions": self.buffer.positions,
             "buffer_bytes": self.buffer.nbytes,
             "scored_records": self.buffer.arrived,
-            "agreement_by_version": {version: live.mean for version, live in self.live.items()},
+            "agreement_by_version": {version: live.mean for version, live in dict(self.live).items()},
         }

@@ -192,8 +192,8 @@ class LearningScheduler:
             self._update = None
 
     def stats(self) -> dict[str, object]:
-        """Counters, share of busy time, and figures per domain."""
-        per_domain = {name: domain.figures() for name, domain in self.domains.items()}
+        """Counters, share of busy time, and figures per domain; safe from any thread."""
+        per_domain = {name: domain.figures() for name, domain in dict(self.domains).items()}
         return {
             **self.counts,
             "share_of_busy_time": self.budget.share,

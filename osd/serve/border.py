@@ -11,11 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from drafts.errors import PolydraftError
+from drafts.errors import PolydraftError, as_typed
 from drafts.kinds.base import DraftRow
 from drafts.proposal import Proposal
 from osd.ports import Drafter, Worker
-from osd.serve.lifecycle import as_typed
 from osd.serve.row import Row
 from osd.serve.verify import Verdict
 from osd.types import BASE_DOMAIN, Event

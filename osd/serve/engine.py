@@ -25,11 +25,11 @@ from osd.serve.intake import Intake
 from osd.serve.lifecycle import Lifecycle
 from osd.serve.logprobs import token_logprobs
 from osd.serve.prefix import PrefixStore
-from osd.serve.recovery import fail_row, run_pass, verify_each
+from osd.serve.recovery import fail_row, pruned, run_pass, verify_each
 from osd.serve.row import Row
 from osd.serve.target import PassOutput, PassRow, TargetModel
 from osd.serve.verify import Verdict, verify_batch
-from osd.types import BASE_DOMAIN, Event, FinishReason, Round
+from osd.types import BASE_DOMAIN, Event, Round
 
 log = logging.getLogger(__name__)
 
@@ -173,17 +173,17 @@ class Engine:
         price = self._price(decoding)
         try:
             found = self.drafter.propose([row.draft for row in decoding], limits, price)
-            proposals = [proposal for proposal, _ in zip(found, decoding, strict=True)]
+            size = self.target.vocab_size
+            proposals = [
+                p if all(0 <= t < size for t in p.tokens) else EMPTY
+                for p, _ in zip(found, decoding, strict=True)
+            ]
         except Exception:
             log.exception("drafting failed; this step decodes plainly")
             return [EMPTY] * len(decoding)
-        size = self.target.vocab_size
-        proposals = [p if all(0 <= t < size for t in p.tokens) else EMPTY for p in proposals]
         if self.settings.verification == "rejection":
             proposals = [self._told(row, p) for row, p in zip(decoding, proposals, strict=True)]
-        for index, row in enumerate(decoding):
-            if row.processor is not None and row.processor.grammar is not None:
-                proposals[index] = row.processor.grammar.prune(proposals[index])
+        proposals = [pruned(row, p) for row, p in zip(decoding, proposals, strict=True)]
         room = [self.max_length - len(row.draft.tokens) for row in decoding]
         return self._fitted(
             [proposal.first(max(count, 0)) for proposal, count in zip(proposals, room, strict=True)]
@@ -285,7 +285,7 @@ class Engine:
         verdicts: dict[int, Verdict] = {}
         for index, row, result in zip(verifying, rows, results, strict=True):
             if isinstance(result, PolydraftError):
-                row.finish, row.error = FinishReason.ERROR, result
+                fail_row(row, result, "verification failed")
             else:
                 verdicts[index] = result
         return verdicts

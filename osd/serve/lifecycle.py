@@ -10,11 +10,12 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
-from drafts.errors import PolydraftError
+from drafts.errors import PolydraftError, as_typed
 from drafts.kinds.base import DraftRow
 from osd.serve.admission import Admission
 from osd.serve.detokenize import OutputStream
@@ -24,6 +25,7 @@ from osd.serve.params import check_params
 from osd.serve.prefix import BLOCK, PrefixStore
 from osd.serve.processor import LogitsProcessor, processes_logits
 from osd.serve.row import Outcome, Row, Submission
+from osd.serve.stopping import with_special_stops
 from osd.types import BASE_DOMAIN, Assignment, FinishedRecord, FinishReason, GenerationRequest
 
 if TYPE_CHECKING:
@@ -75,10 +77,16 @@ class Lifecycle:
             if submission is None:
                 return
             try:
-                submission.request = self.admission.cut(submission.request)
+                submission.request = self._completed(submission.request)
                 rows.append(self._start(submission, submission.request))
             except Exception as error:
                 self._answer_unstarted(submission, FinishReason.ERROR, as_typed(error, "could not start"))
+
+    def _completed(self, request: GenerationRequest) -> GenerationRequest:
+        """``request`` cut to a slot, with the stop tokens that its stop strings name."""
+        engine, request = self._engine, self.admission.cut(request)
+        params = with_special_stops(request.sampling, engine.tokenizer, engine.target.vocab_size)
+        return request if params is request.sampling else replace(request, sampling=params)
 
     def _start(self, submission: Submission, request: GenerationRequest) -> Row:
         engine = self._engine
@@ -248,8 +256,3 @@ class Lifecycle:
             work()
         except Exception:
             log.exception("the %s of request %s failed as it ended", part, row.draft.request_id)
-
-
-def as_typed(error: Exception, what: str) -> PolydraftError:
-    """``error`` itself if it is one of ours, else one that says what failed and how."""
-    return error if isinstance(error, PolydraftError) else PolydraftError(f"{what}: {error!r}")

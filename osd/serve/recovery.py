@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import torch
 
-from drafts.proposal import Proposal
+from drafts.errors import as_typed
+from drafts.proposal import EMPTY, Proposal
 from osd.serve.cache import SlotCache
-from osd.serve.lifecycle import as_typed
 from osd.serve.row import Row
 from osd.serve.target import PassOutput, PassRow, TargetModel
 from osd.serve.verify import Verdict
@@ -72,27 +72,37 @@ def verify_each(
     """Verify all rows; if that raises, each alone, and those that fail alone are marked as failed.
 
     Args:
-        verify: Verifies the named rows of a pass. What it draws depends on request and position only, so
-            doing it again gives the same, but for rows with a processor, which may have moved on; they end.
+        verify: Verifies the named rows of a pass. It holds what a single row raises itself; where it raises,
+            it does so before any row has moved on, so that doing it again gives the same.
         batch: Rows and what they asked of the pass.
         output: The pass.
         verifying: Proposals by index into ``batch``.
     """
     try:
         return verify(batch, output, verifying)
-    except Exception as error:
-        broken = error
+    except Exception:
         log.exception("verifying %d rows failed; each is verified alone", len(verifying))
     verdicts: dict[int, Verdict] = {}
     for index, proposal in verifying.items():
-        if batch[index][0].processor is not None:
-            fail_row(batch[index][0], broken, "verification failed")
-            continue
         try:
             verdicts |= verify(batch, output, {index: proposal})
         except Exception as error:
             fail_row(batch[index][0], error, "verification failed")
     return verdicts
+
+
+def pruned(row: Row, proposal: Proposal) -> Proposal:
+    """``proposal`` without what the row's grammar forbids; none where the grammar cannot tell.
+
+    A broken grammar ends its request where the answer is verified; drafting costs the others nothing.
+    """
+    if row.processor is None or row.processor.grammar is None:
+        return proposal
+    try:
+        return row.processor.grammar.prune(proposal)
+    except Exception:
+        log.exception("request %s: its grammar could not judge a proposal", row.draft.request_id)
+        return EMPTY
 
 
 def fail_row(row: Row, error: Exception, what: str = "the request failed") -> None:

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from drafts.errors import PolydraftError
+from drafts.errors import PolydraftError, as_typed
 from drafts.proposal import POINT_MASS, ROOT, DraftDistribution, Proposal
 from osd.serve import verify as invariant
 from osd.serve.noise import RequestNoise
@@ -54,10 +54,8 @@ def verify_batch(
 ) -> list[Verdict | PolydraftError]:
     """As :func:`osd.serve.verify.verify_batch`, sampled requests by rejection sampling.
 
-    Greedy requests follow the argmax as ever.
-
-    Raises:
-        DraftDistributionError: A sampled request's proposal does not say what it was drawn from.
+    Greedy requests follow the argmax as ever. A sampled request whose proposal does not say what it was drawn
+    from gets a :class:`~drafts.errors.DraftDistributionError` for its result.
     """
     results: list[Verdict | PolydraftError | None] = [None] * len(proposals)
     greedy = [index for index, item in enumerate(params) if item.temperature == 0.0]
@@ -83,11 +81,11 @@ def verify_batch(
         shape = partial(_shape, logits, offsets[index], params[index], processor, positions[index])
         advance = None if processor is None else processor.advance
         limit = None if limits is None else limits[index]
-        drawn_from = proposal.check_distributions()
         try:
+            drawn_from = proposal.check_distributions()
             results[index] = walk(proposal, drawn_from, shape, noise, positions[index], limit, advance)
-        except PolydraftError as error:
-            results[index] = error
+        except Exception as error:
+            results[index] = as_typed(error, "verification failed")
     return [result for result in results if result is not None]
 
 

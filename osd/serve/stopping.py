@@ -7,10 +7,28 @@ the tokens were cut into blocks.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from drafts.errors import InvalidValueError
 from osd.types import FinishReason, SamplingParams
+
+
+def with_special_stops(params: SamplingParams, tokenizer: Any, vocab_size: int) -> SamplingParams:
+    """``params``, the special tokens whose text is one of its ``stop`` strings being ``stop_token_ids`` too.
+
+    A special token shows no text, so the string alone would never be found. Ids at or beyond ``vocab_size``
+    are never emitted and left out.
+    """
+    if not params.stop:
+        return params
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    named = [
+        index
+        for index, token in added.items()
+        if token.special and token.content in params.stop and index < vocab_size
+    ]
+    ids = tuple(dict.fromkeys((*params.stop_token_ids, *named)))
+    return params if ids == params.stop_token_ids else params.model_copy(update={"stop_token_ids": ids})
 
 
 class TextSource(Protocol):

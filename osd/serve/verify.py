@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from drafts.errors import PolydraftError
+from drafts.errors import PolydraftError, as_typed
 from drafts.proposal import ROOT, Proposal
 from osd.serve.device_choice import SampledRow, answers, on_accelerator, sampled_rows
 from osd.serve.noise import RequestNoise
@@ -135,7 +135,8 @@ def verify_batch(
         proposals: One a request, as are ``params``, ``noises``, ``positions``, ``limits``, ``processors``.
 
     Returns:
-        A verdict a request, or the error that ends this request alone.
+        A verdict a request, or the error that ends this request alone. Whatever a row raises is its own:
+        other rows' processors have moved on by then and cannot be asked again.
     """
     tokens: list[int] = []
     peaks: list[float] = []
@@ -157,8 +158,8 @@ def verify_batch(
             choose = partial(_choose_shaped, logits, start, request, noise, processor)
         try:
             results.append(_walk(proposal, choose, positions[index], limits[index] if limits else None))
-        except PolydraftError as error:
-            results.append(error)
+        except Exception as error:
+            results.append(as_typed(error, "verification failed"))
     return results
 
 

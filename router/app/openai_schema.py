@@ -100,7 +100,10 @@ class CompletionFields(BaseModel):
     frequency_penalty: float | None = decoding_field("frequency_penalty")
     logit_bias: dict[str, float] | None = Field(None, description="Token ids as strings, with -100..100.")
     seed: int | None = decoding_field("seed")
-    stop: str | list[str] | None = Field(None, description="Up to 16 strings that end the answer.")
+    stop: str | list[str] | None = Field(
+        None,
+        description="Up to 16 strings that end the answer; the text of a special token ends it there too.",
+    )
     stop_token_ids: list[int] | None = decoding_field("stop_token_ids")
     ignore_eos: bool | None = decoding_field("ignore_eos")
     response_format: dict[str, Any] | None = Field(None, description="text, json_object or json_schema.")
@@ -203,6 +206,9 @@ class CompletionFields(BaseModel):
         for key, bias in self.logit_bias.items():
             if not (key.isascii() and key.isdigit() and len(key) < 12):
                 raise InvalidValueError(f"logit_bias.{key}", key, "a token id as the name, such as '50256'")
+            if key != str(int(key)):
+                allowed = f"a token id without leading zeros: '{int(key)}'"
+                raise InvalidValueError(f"logit_bias.{key}", key, allowed)
             if not -100 <= bias <= 100:
                 raise InvalidValueError(f"logit_bias.{key}", bias, "a number in -100..100")
         return {int(key): bias for key, bias in self.logit_bias.items()}

@@ -95,9 +95,9 @@ class DomainLife:
         if "ngram" in sources:
             buffer["memory_tokens"] = sources["ngram"].get("tokens", 0)
         keys = [] if scheduler is None else [expert_key(name, kind) for kind in scheduler.heads]
-        known = [scheduler.domains[key] for key in keys if scheduler is not None and key in scheduler.domains]
-        if known:
-            buffer["records"] = sum(len(domain.buffer.training) for domain in known)
+        found = [scheduler.domains.get(key) for key in keys] if scheduler is not None else []
+        if any(domain is not None for domain in found):
+            buffer["records"] = sum(len(domain.buffer.training) for domain in found if domain is not None)
         return {
             "sources": sources,
             "version": mixture.version(name),

@@ -313,6 +313,9 @@ class Engine:
         Args:
             sources: Sources to use of those built, ``None`` for all, ``()`` for plain decoding.
             learn: Whether memories, experts, router and statistics take what is served.
+                Without, drafts are frozen, but the mixture goes on adapting what it asks of them: how sources
+                are weighed, and what calls and passes cost. Only a fixed ``k`` with one source proposes the
+                same for a request whatever was served before.
             k: Fixed speculation length; ``None`` lets the controller choose.
         """
 

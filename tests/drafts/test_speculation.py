@@ -24,6 +24,18 @@ def settle(control: Control, emitted: list[int], nodes: int, at: Price | None = 
     control.settle(at or price(len(emitted)), nodes, emitted, 0.0, 0.0, counted=True)
 
 
+def test_figures_may_be_read_while_the_engine_adds_a_reason():
+    counted = Speculated(steps=4)
+
+    class Meanwhile(int):
+        def __truediv__(self, other):
+            counted.reasons["no proposal"] = 1
+            return int(self) / other
+
+    counted.reasons["fixed k"] = Meanwhile(2)
+    assert counted.figures()["plain_because"] == {"fixed k": 0.5}
+
+
 @pytest.mark.parametrize(
     ("drawn", "at", "reason"),
     [

@@ -8,12 +8,16 @@ from functools import cache
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from drafts.mixture import Mixture
 from drafts.version import Swap
 from osd.serve.engine import Engine
+from osd.serve.grammar import GrammarCompiler
 from osd.serve.load import build_target
 from osd.serve.noise import RequestNoise
+from osd.serve.processor import LogitsProcessor, processes_logits
 from osd.serve.strict_check import same_bits
 from osd.serve.ties import Judgement, judge
 from osd.types import SamplingParams
@@ -24,10 +28,35 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 BOUNDS = {"float32": 1e-4, "bfloat16": 0.125}
 """What A14 allows here; below the general bound, since the tiny models' scores are below ten."""
 
+UNPROCESSED = {
+    name: SamplingParams.model_fields[name].get_default(call_default_factory=True)
+    for name in (
+        *("logit_bias", "min_tokens", "response_format"),
+        *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+    )
+}
+"""Parameters under which scores are used as they are."""
+
 
 @cache
 def exact_target(numerics: str, dtype: str = "float32", kind: str = "llama") -> Any:
     return build_target(tiny_model(kind).to(DTYPES[dtype]), name=kind, numerics=numerics)
+
+
+@cache
+def text_tokenizer() -> PreTrainedTokenizerFast:
+    """One token a byte, as many as the tiny vocabulary holds; ASCII, of which JSON is made, first."""
+    alphabet = sorted(
+        pre_tokenizers.ByteLevel.alphabet(), key=lambda byte: (not byte.isascii(), byte != "Ġ", byte)
+    )
+    kept = alphabet[: VOCAB - 3]
+    vocabulary = {token: at for at, token in enumerate(["<pad>", "<bos>", "<eos>", *kept])}
+    inner = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    inner.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=inner, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>"
+    )
 
 
 class Watched:
@@ -79,7 +108,7 @@ class Asked:
     sampling: dict[str, Any] = field(default_factory=dict)
 
     def key(self) -> tuple[Any, ...]:
-        return self.prompt, tuple(sorted(self.sampling.items()))
+        return self.prompt, repr(sorted(self.sampling.items()))
 
 
 @dataclass
@@ -106,13 +135,18 @@ def alone(asked: Asked, numerics: str, dtype: str = "float32") -> Alone:
 
 
 def watched_engine(
-    source: Forced | None, numerics: str, dtype: str = "float32", swaps: Sequence[int] = (), **changes: Any
+    source: Forced | Mixture | None,
+    numerics: str,
+    dtype: str = "float32",
+    swaps: Sequence[int] = (),
+    **changes: Any,
 ) -> tuple[Engine, Watched]:
+    """An engine whose target is watched; ``swaps`` are the steps at which a lone source changes version."""
     watched = Watched(exact_target(numerics, dtype))
-    drafter = None
-    if source is not None:
+    drafter = source if isinstance(source, Mixture) else None
+    if source is not None and drafter is None:
         drafter = Mixture({source.name: source}, versions=Publisher(swaps) if swaps else None)
-    engine = make_engine(drafter=drafter, target=watched, **changes)
+    engine = make_engine(drafter=drafter, target=watched, tokenizer=text_tokenizer(), **changes)
     watched.engine = engine
     return engine, watched
 
@@ -143,8 +177,23 @@ def first_difference(
             logits = reference.logits[(*asked.prompt, *reference.ids[:at])]
             params = SamplingParams(**asked.sampling)
             noise = RequestNoise(params.seed, vocab_size=VOCAB) if params.temperature else None
-            return at, judge(logits, token, params, noise, at, BOUNDS[dtype])
+            logits = processed(logits, asked, reference.ids[:at])
+            return at, judge(logits, token, params.model_copy(update=UNPROCESSED), noise, at, BOUNDS[dtype])
     return None
+
+
+def processed(logits: torch.Tensor, asked: Asked, output: Sequence[int]) -> torch.Tensor:
+    """Raw scores after ``output`` as the request's bias, penalties, least length and grammar leave them."""
+    params = SamplingParams(**asked.sampling)
+    if not processes_logits(params):
+        return logits
+    grammar = None
+    if params.response_format is not None:
+        grammar = GrammarCompiler(text_tokenizer(), VOCAB, {2}).compile(params.response_format)
+    processor = LogitsProcessor(params, asked.prompt, {2}, VOCAB, grammar=grammar)
+    for token in output:
+        processor.advance(token)
+    return processor.apply(logits)
 
 
 def compare_bits(watched: Watched, reference: Alone) -> int:

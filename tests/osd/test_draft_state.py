@@ -15,8 +15,8 @@ from drafts.kinds.eagle import EagleSource
 from drafts.kinds.model import ModelSource
 from drafts.proposal import ROOT, Proposal
 from osd.serve.target import PassRow
+from tests.osd.draft_rig import eagle
 from tests.osd.engine_rig import Client, greedy, make_engine, target
-from tests.osd.test_engine_sources import eagle
 from tests.tiny import VOCAB, tiny_model
 
 LENGTH = 300

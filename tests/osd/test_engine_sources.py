@@ -5,52 +5,15 @@ import itertools
 import pytest
 import torch
 
-from drafts.bank import ExpertBank
-from drafts.kinds.eagle import EagleSource
-from drafts.kinds.lookup import LookupSource
-from drafts.kinds.ngram import NgramSource
-from drafts.mixture import Mixture
 from drafts.registry import Registry
-from drafts.trunk import HeadShape, Trunk
 from drafts.versions import VersionFollower
 from osd.learn.config import BufferConfig, GuardConfig, LearnConfig
 from osd.learn.head import EagleHead
 from osd.learn.scheduler import LearningScheduler
-from tests.osd.engine_rig import Client, Forced, make_engine, prompts, target
-from tests.tiny import COMMON, VOCAB
+from tests.osd.draft_rig import mixture
+from tests.osd.engine_rig import Client, Forced, make_engine, prompts
 
 SAMPLINGS = [{"temperature": 0.0}, {"temperature": 0.9, "top_p": 0.95, "top_k": 40}]
-
-
-def eagle(model=None) -> EagleSource:
-    model = model or target()
-    shape = HeadShape(
-        hidden_size=model.hidden_size,
-        intermediate_size=48,
-        heads=COMMON["num_attention_heads"],
-        kv_heads=COMMON["num_key_value_heads"],
-        head_dim=8,
-        norm_eps=1e-6,
-        rope_theta=10000.0,
-        feature_layers=model.feature_layers,
-        vocab_size=VOCAB,
-    )
-    trunk = Trunk.fresh(shape, torch.arange(3, VOCAB, 2), seed=1).to(model.device)
-    return EagleSource(
-        trunk=trunk,
-        bank=ExpertBank(trunk, rank=2),
-        embedding=model.embedding,
-        output_weight=model.output_weight,
-        time_products=False,
-    )
-
-
-def mixture(names: tuple[str, ...]) -> Mixture:
-    made = {"lookup": LookupSource, "ngram": NgramSource, "eagle": eagle}
-    built = Mixture({name: made[name]() for name in names})
-    for domain in ("base", "math"):
-        built.add_domain(domain)
-    return built
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)

@@ -18,11 +18,11 @@ from osd.serve.philox import philox_words
 from osd.serve.target import PassRow
 from osd.serve.verify import verify_batch
 from osd.types import SamplingParams
+from tests.osd.draft_rig import eagle
 from tests.osd.engine_rig import Branching, Client, Forced, greedy, make_engine, prompts
 from tests.osd.passes import feed, plain_logits, random_text
 from tests.osd.recorders import packed
 from tests.osd.test_device_choice import SHAPES, a_pass
-from tests.osd.test_engine_sources import eagle
 from tests.tiny import VOCAB, tiny_model
 
 pytestmark = [

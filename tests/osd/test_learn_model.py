@@ -81,7 +81,7 @@ def test_the_gradient_is_that_of_forward_kl_over_the_whole_vocabulary() -> None:
 
 @pytest.mark.parametrize("together", ["model", "eagle and model"])
 def test_an_adapter_is_distilled_published_and_used_while_the_engine_serves(together: str) -> None:
-    from tests.osd.test_engine_sources import eagle
+    from tests.osd.draft_rig import eagle
 
     model = ModelSource(DraftModel(tiny_model(seed=3), VOCAB, rank=8))
     sources = {"eagle": eagle(), "model": model} if together != "model" else {"model": model}

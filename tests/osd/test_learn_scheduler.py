@@ -7,6 +7,7 @@ from drafts.registry import Registry
 from drafts.versions import VersionFollower
 from osd.learn.budget import Budget
 from osd.learn.config import BufferConfig, GuardConfig, LearnConfig
+from osd.learn.domain import Agreement
 from osd.learn.guard import Comparison, Scores, Watch
 from osd.learn.scheduler import LearningScheduler
 from osd.types import Event
@@ -329,3 +330,18 @@ def test_a_rollback_that_cannot_be_done_is_an_event_and_learning_goes_on() -> No
     current = rig.registry.current("math")
     assert current is not None
     assert current.number > noisy.number
+
+
+def test_statistics_may_be_read_while_a_domain_and_a_version_are_added() -> None:
+    rig = Rig()
+    domain = rig.learning.domain("math")
+
+    class Meanwhile(Agreement):
+        @property
+        def mean(self) -> float:
+            domain.live[1] = Agreement()
+            rig.learning.domain("code")
+            return 0.5
+
+    domain.live = {0: Meanwhile()}
+    assert rig.learning.stats()["domains"]["math"]["agreement_by_version"] == {0: 0.5}

@@ -6,8 +6,8 @@ import torch
 from drafts.errors import IntegrityError
 from osd.serve.cache import SlotCache
 from osd.serve.prefix import BLOCK, PrefixStore
+from tests.osd.draft_rig import mixture
 from tests.osd.engine_rig import Client, Forced, greedy, make_engine, prompts
-from tests.osd.test_engine_sources import mixture
 
 FEATURES = 6
 

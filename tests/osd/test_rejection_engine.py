@@ -16,9 +16,9 @@ from drafts.proposal import POINT_MASS
 from osd.config import EngineConfig
 from osd.serve.shaping import shaped_logprobs
 from osd.types import SamplingParams
+from tests.osd.draft_rig import eagle
 from tests.osd.engine_rig import Client, Forced, check_counters, make_engine, prompts, target
 from tests.osd.rejection_rig import p_value
-from tests.osd.test_engine_sources import eagle
 from tests.tiny import VOCAB
 
 SAMPLED = {"temperature": 0.9, "top_p": 0.95, "top_k": 40, "ignore_eos": True}

@@ -4,12 +4,14 @@ import math
 from concurrent.futures import Future
 
 import pytest
+import torch
 
 from drafts.errors import ContextLengthError, IntegrityError, InvalidValueError
 from osd.serve.intake import Intake
 from osd.serve.row import Submission
 from osd.types import Assignment, FinishReason, GenerationRequest, SamplingParams
 from tests.osd.engine_rig import Client, Forced, greedy, make_engine, prompts, target
+from tests.tiny import VOCAB
 
 P = prompts(6, seed=50)
 
@@ -224,15 +226,23 @@ def test_a_pass_that_fails_once_costs_no_request_anything():
     assert all(sum(item.accepted for item in client.outcomes[name].record.rounds) == 15 for name in "012")
 
 
-def test_a_row_that_cannot_be_verified_ends_alone():
+@pytest.mark.parametrize("verification", ["invariant", "rejection"])
+def test_a_row_that_cannot_be_verified_ends_alone(verification):
+    penalised = Client(make_engine())
+    penalised.submit("3", P[3], ignore_eos=True, repetition_penalty=1.1)
+    expected = penalised.run()["3"]
     client = Client(make_engine())
-    for name in "012":
+    client.engine.settings.verification = verification
+    for name in "0123":
         temperature = 0.8 if name == "1" else 0.0
-        client.submit(name, P[int(name)], ignore_eos=True, temperature=temperature, seed=1)
+        penalty = 1.1 if name in "13" else 1.0
+        client.submit(
+            name, P[int(name)], ignore_eos=True, temperature=temperature, seed=1, repetition_penalty=penalty
+        )
     client.engine.step()
 
     class Noise:
-        def gumbel(self, position, ids):
+        def __getattr__(self, name):
             raise ArithmeticError("no noise left")
 
     client.engine.rows[1].noise = Noise()
@@ -240,6 +250,52 @@ def test_a_row_that_cannot_be_verified_ends_alone():
     assert finish(client, "1") is FinishReason.ERROR
     assert "no noise left" in str(client.outcomes["1"].error)
     check_exact(client, "02")
+    assert client.outcomes["3"].record.output_ids == expected
+
+
+def test_an_argmax_that_fails_spares_the_rows_that_need_none(monkeypatch):
+    alone = Client(make_engine())
+    alone.submit("1", P[1], ignore_eos=True, repetition_penalty=1.1)
+    expected = alone.run()["1"]
+    client = Client(make_engine())
+    client.submit("0", P[0], ignore_eos=True)
+    client.submit("1", P[1], ignore_eos=True, repetition_penalty=1.1)
+    client.engine.step()
+
+    def fail(logits):
+        raise RuntimeError("no argmax")
+
+    monkeypatch.setattr("osd.serve.verify._greedy", fail)
+    client.run()
+    assert "no argmax" in str(client.outcomes["0"].error)
+    assert client.outcomes["1"].record.output_ids == expected
+
+
+@pytest.mark.parametrize("where", ["prune", "allowed"])
+def test_a_grammar_that_raises_costs_others_nothing(where):
+    client = Client(make_engine(Forced(lambda row, limit: [5, 6, 7])))
+    for name in "01":
+        client.submit(name, P[int(name)], ignore_eos=True, min_tokens=int(name == "1"))
+    client.engine.step()
+
+    class Broken:
+        def prune(self, proposal):
+            raise RuntimeError("no grammar left")
+
+        def allowed(self):
+            if where == "allowed":
+                raise RuntimeError("no grammar left")
+            return torch.ones(VOCAB, dtype=torch.bool), False
+
+        def advance(self, token):
+            pass
+
+    client.engine.rows[1].processor.grammar = Broken()
+    client.run()
+    check_exact(client, "0" if where == "allowed" else "01")
+    if where == "allowed":
+        assert finish(client, "1") is FinishReason.ERROR
+        assert "no grammar left" in str(client.outcomes["1"].error)
 
 
 @pytest.mark.parametrize("where", ["on_tokens", "on_done", "tokenizer"])

@@ -2,19 +2,29 @@
 
 import itertools
 import math
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken
 
 from drafts.errors import InvalidValueError
 from drafts.mixture import Mixture
 from osd.serve.logprobs import token_logprobs
 from osd.types import FinishReason
-from tests.osd.engine_rig import Branching, Client, Forced, greedy, make_engine, prompts, target
-from tests.osd.test_engine_sources import mixture
+from tests.osd.draft_rig import mixture
+from tests.osd.engine_rig import (
+    Branching,
+    Client,
+    Forced,
+    LetterTokenizer,
+    greedy,
+    make_engine,
+    prompts,
+    target,
+)
 from tests.tiny import VOCAB
 
 KINDS = ["lookup", "ngram", "eagle"]
@@ -344,3 +354,30 @@ def test_a_request_may_restrict_its_sources_or_use_none():
         assert used == expected
         assert bool(said.forced) == (sources is None)
         assert bool(said.other) == (sources != ())
+
+
+@pytest.mark.parametrize(("form", "k"), [(None, 0), *FORMS])
+def test_a_special_tokens_text_among_the_stop_strings_stops_at_that_token(form, k):
+    prompt = prompts(1)[0]
+    plain = greedy(prompt, 24, stop=())
+    at = next(at for at in range(5, 24) if plain[at] not in plain[:at])
+
+    class Named(LetterTokenizer):
+        added_tokens_decoder = MappingProxyType(
+            {
+                plain[at]: AddedToken("<|turn|>", special=True),
+                plain[at - 1]: AddedToken("<|plain|>", special=False),
+                VOCAB: AddedToken("<|unused|>", special=True),
+            }
+        )
+
+    source = None if form is None else form(lambda row, limit: plain[row.output_length :][:limit])
+    client = Client(make_engine(source, fixed_k=k, tokenizer=Named()))
+    stops = ["<|plain|>", "<|unused|>", "<|turn|>"]
+    client.submit("named", prompt, ignore_eos=True, stop=stops, min_tokens=3)
+    client.submit("other", prompt, ignore_eos=True, stop=stops[:2], min_tokens=3)
+    answers = client.run()
+    assert (answers["named"], answers["other"]) == (tuple(plain[: at + 1]), tuple(plain))
+    record = client.outcomes["named"].record
+    assert record.finish is FinishReason.STOP
+    assert client.texts["named"] == LetterTokenizer().decode(plain[:at])

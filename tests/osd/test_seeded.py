@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
-from drafts.kinds.lookup import LookupSource
-from drafts.kinds.ngram import NgramSource
-from drafts.mixture import Mixture
+from tests.osd.draft_rig import Releases, mixture
 from tests.osd.engine_rig import Client, make_engine, prompts
 from tests.osd.exact_rig import Asked, alone, exact_target, first_difference, marked
 
@@ -27,23 +27,26 @@ def asked() -> list[Asked]:
 
 
 def serve(numerics: str, drafts: str, learn: bool, slots: int) -> dict[str, tuple[int, ...]]:
+    """All answers; where drafts learn, an eagle is among them and replaced after the twentieth step."""
     items = asked()
     truth = {item.prompt: alone(item, numerics).ids for item in items}
-    sources = {
-        "chains": {"forced": marked(truth, MARKS, tree=False)},
-        "trees": {
-            "forced": marked(truth, MARKS, tree=True),
-            "lookup": LookupSource(),
-            "ngram": NgramSource(),
-        },
-    }
-    drafter = Mixture(sources[drafts], learn=learn) if drafts in sources else None
-    fixed = {"none": 0, "chains": 4, "trees": None}[drafts]
     target = exact_target(numerics)
+    drafter, releases = None, None
+    if drafts != "none":
+        names = {"chains": (), "trees": ("lookup", "ngram")}[drafts]
+        names = ("lookup", "ngram", "eagle") if learn else names
+        forced = marked(truth, MARKS, tree=drafts == "trees")
+        drafter = mixture(names, target, lambda: 0.0, forced=forced)
+        drafter.learn = learn
+        releases = Releases(drafter) if learn else None
+    fixed = {"none": 0, "chains": 4, "trees": None}[drafts]
     engine = make_engine(drafter=drafter, target=target, slots=slots, fixed_k=fixed, prefill_chunk=64)
     client = Client(engine)
     for index, item in enumerate(items):
         client.submit(str(index), item.prompt, **item.sampling)
+    if releases is not None:
+        client.run(steps=20)
+        releases.publish()
     found = client.run()
     rounds = [item for outcome in client.outcomes.values() for item in outcome.record.rounds]
     if drafter is not None:
@@ -53,6 +56,10 @@ def serve(numerics: str, drafts: str, learn: bool, slots: int) -> dict[str, tupl
         assert sum(item.proposed > item.tested for item in rounds) > COUNT // 4, (
             "trees were wider than a path"
         )
+    if learn:
+        by_source = Counter(name for item in rounds if item.proposed for name in item.source.split("+"))
+        assert min(by_source[name] for name in ("lookup", "ngram", "eagle")) > 0, "all of them proposed"
+        assert {item.version for item in rounds} == {0, 1}, "and one was replaced meanwhile"
     return found
 
 

@@ -116,6 +116,7 @@ def test_values_out_of_bounds_are_refused_with_field_value_and_whole_range(
         (CHAT, {"logit_bias": {"-1": 1}}, "logit_bias.-1", "a token id"),
         (CHAT, {"logit_bias": {"9" * 5000: 1}}, "logit_bias." + "9" * 5000, "a token id"),
         (CHAT, {"logit_bias": {"5": 101}}, "logit_bias.5", "in -100..100"),
+        (CHAT, {"logit_bias": {"5": -100, "05": 0}}, "logit_bias.05", "without leading zeros: '5'"),
         (CHAT, {"response_format": {"type": "xml"}}, "response_format.type", "one of text, json_object"),
         (CHAT, {"response_format": {}}, "response_format.type", "one of text"),
         (CHAT, {"response_format": {"type": "text", "x": 1}}, "response_format.x", "only type"),

@@ -102,6 +102,14 @@ def test_a03_a_stop_string_ends_text_tokens_and_logprobs_at_the_same_token(
             assert near(choice, found[0][0])
 
 
+def test_the_text_of_a_special_token_stops_at_that_token(web: httpx.Client) -> None:
+    bias = {"1": 100}
+    choice, count = answer_of(web, TEXT, False, logit_bias=bias, stop="<eos>")
+    assert (choice["finish_reason"], count) == ("length", 24)
+    choice, count = answer_of(web, TEXT, False, logit_bias=bias, stop=["no such text", "<bos>"])
+    assert (choice["text"], choice["finish_reason"], count) == ("", "stop", 1)
+
+
 @pytest.mark.parametrize("path", [CHAT, TEXT])
 @pytest.mark.parametrize("k", [0, 4])
 @pytest.mark.parametrize("stream", [False, True])
