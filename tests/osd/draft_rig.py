@@ -35,7 +35,7 @@ def eagle(model: Any = None) -> EagleSource:
         feature_layers=model.feature_layers,
         vocab_size=VOCAB,
     )
-    trunk = Trunk.fresh(shape, torch.arange(3, VOCAB, 2), seed=1)
+    trunk = Trunk.fresh(shape, torch.arange(3, VOCAB, 2), seed=1).to(model.device)
     return EagleSource(
         trunk=trunk,
         bank=ExpertBank(trunk, rank=2),
