@@ -106,6 +106,9 @@ class NeuralCalls:
         source.draft([rows[i] for i, _ in able], [caps[i] for i, _ in able], extend)
         took = (self.clock() - begin) * 1e3 / worth.slowdown
         self.spent_ms += took
+        tried = self._pricing[name].tried_ms
+        if not worth.always and tried is not None:
+            self.pacing.call_allowance.correct(took - tried)
         if spoke:
             self._pricing[name].note_call(len(spoke), took, [unread[index] for index, _ in able])
         for index in spoke:

@@ -21,6 +21,10 @@ CALL_RATE, FIRST_RATE, FIRST_CALLS = 0.1, 0.3, 10
 that took less than expected count more.
 """
 
+FAR_BELOW, FAR_RATE = 0.5, 0.5
+"""A call that took less than this share of what was expected counts so much at any time: what disturbs a
+measurement adds time, so the price was of a disturbed one."""
+
 EVIDENCE_DISCOUNT = 0.7
 """Share of a call's cost that its tokens have to earn: near a tie asking is better, for it also tells which
 source is right, and throughput is flat there (62.7 against 62.9 tokens/s with and without, simulated). Only
@@ -80,6 +84,8 @@ class NeuralPricing:
     Attributes:
         rate: Least weight of one observation in a domain's means.
         shared_rate: The same in those of all domains.
+        tried_ms: What the call chosen last was expected to take, where nothing but what ``afford`` granted
+            speaks for it; else ``None``.
     """
 
     rate: float = 0.02
@@ -89,6 +95,7 @@ class NeuralPricing:
     _read_ms: float = READ_MS
     _shared: list[_Lift] = field(default_factory=lambda: [_first_lift(at) for at in range(len(EDGES) + 1)])
     _lifts: dict[tuple[str, int], _Lift] = field(default_factory=dict)
+    tried_ms: float | None = None
 
     def choose(
         self,
@@ -125,11 +132,15 @@ class NeuralPricing:
             if (value := total - discount * goodput * self.call_ms(count)) > best:
                 best, best_count = value, count
         chosen = set(order[:best_count])
+        granted = 0.0
         for index in self._overdue(domains, sure, order[best_count:]):
             more = self.call_ms(len(chosen) + 1) - (self.call_ms(len(chosen)) if chosen else 0.0)
-            if afford(max(more, 0.0) + reading[index]):
+            cost = max(more, 0.0) + reading[index]
+            if afford(cost):
+                granted += cost
                 chosen.add(index)
                 self._lift(domains[index], sure[index]).count *= DOUBT
+        self.tried_ms = granted if chosen and not best_count else None
         for index in chosen:
             self._lift(domains[index], sure[index]).idle = 0
         return [index in chosen for index in range(len(worth))]
@@ -180,6 +191,8 @@ class NeuralPricing:
             return
         count = self._calls[rows] = self._calls.get(rows, 0) + 1
         rate = FIRST_RATE if count <= FIRST_CALLS and milliseconds < old else CALL_RATE
+        if milliseconds < FAR_BELOW * old:
+            rate = FAR_RATE
         self._call_ms[rows] = old + rate * (min(milliseconds, 3 * old) - old)
 
     def note_gain(self, domain: str, sure: float, tokens: float, nodes: float) -> None:

@@ -66,36 +66,51 @@ class Late(Useless):
         return None
 
 
-@pytest.mark.parametrize("rows", [1, 4])
-@pytest.mark.parametrize("step_ms", [5.0, 50.0])
-def test_a_source_of_a_resting_domain_is_tried_again_and_comes_back(rows: int, step_ms: float):
-    rng = random.Random(rows)
-    text = [rng.randrange(900) for _ in range(40_000)]
-    clock = Clock()
-    head = Late(clock, 1.5, text)
-    mixture = Mixture({"memory": Slow(clock, text), "head": head}, clock=clock)
-    batch = [DraftRow(f"r{i}", "math", [text[0]], 1) for i in range(rows)]
-    price = Price(rows, lambda n: step_ms * (1 + 0.02 * n))
-
-    def step() -> int:
-        proposals = mixture.propose(batch, [4] * rows, price)
+def steps(mixture: Mixture, batch: list[DraftRow], text: list[int], price: Price, count: int) -> int:
+    """Serve ``count`` greedy steps; the tokens emitted."""
+    total = 0
+    for _ in range(count):
+        proposals = mixture.propose(batch, [4] * len(batch), price)
         emitted = []
         for row, proposal in zip(batch, proposals, strict=True):
-            rest = text[len(row.tokens) :]
+            rest = text[len(row.tokens) : len(row.tokens) + 8]
             emitted.append(rest[: len(proposal.path(rest)) + 1])
             row.tokens.extend(emitted[-1])
         mixture.observe(batch, proposals, emitted)
-        return sum(map(len, emitted))
+        total += sum(map(len, emitted))
+    return total
 
-    for _ in range(1500):
-        step()
+
+def scene(
+    rows: int, step_ms: float, call_ms: float
+) -> tuple[Mixture, list[DraftRow], list[int], Price, Late]:
+    rng = random.Random(rows)
+    text = [rng.randrange(900) for _ in range(60_000)]
+    clock = Clock()
+    head = Late(clock, call_ms, text)
+    mixture = Mixture({"memory": Slow(clock, text), "head": head}, clock=clock)
+    batch = [DraftRow(f"r{i}", "math", [text[0]], 1) for i in range(rows)]
+    return mixture, batch, text, Price(rows, lambda n: step_ms * (1 + 0.02 * n)), head
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("step_ms", [5.0, 50.0])
+def test_a_source_of_a_resting_domain_is_tried_again_and_comes_back(rows: int, step_ms: float):
+    mixture, batch, text, price, head = scene(rows, step_ms, 1.5)
+    steps(mixture, batch, text, price, 1500)
     before = head.calls
-    for _ in range(3000):
-        step()
+    steps(mixture, batch, text, price, 3000)
     assert head.calls - before >= 2
     head.good = True
-    for _ in range(6000):
-        if any(len(row.tokens) > 30_000 for row in batch):
-            break
-        step()
-    assert sum(step() for _ in range(50)) > 2 * 50 * rows
+    steps(mixture, batch, text, price, 6000)
+    assert steps(mixture, batch, text, price, 50) > 2 * 50 * rows
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_a_good_source_that_was_dear_for_a_while_comes_back_soon(rows: int):
+    mixture, batch, text, price, head = scene(rows, 5.0, 100.0)
+    head.good = True
+    steps(mixture, batch, text, price, 400)
+    head.ms = 1.0
+    steps(mixture, batch, text, price, 1500)
+    assert steps(mixture, batch, text, price, 50) > 2 * 50 * rows
