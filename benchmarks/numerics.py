@@ -24,7 +24,9 @@ from typing import Any, NamedTuple
 import torch
 
 from osd.serve.controller import StepCosts
-from osd.serve.strict_check import strict_target
+from osd.serve.embedded import EMBEDDED, embedded_folder, embedded_weights
+from osd.serve.load import build_target
+from osd.serve.target import TargetModel
 from osd.serve.ties import tie_bound
 from router.app.inflight import keep_in_flight
 from router.app.paired import median_interval
@@ -33,6 +35,18 @@ from router.app.traffic import TrafficItem, read_traffic
 from router.bodies.api import EngineOptions
 from router.bodies.embedded import COST_COUNTS, Engine
 from router.config import load_config
+
+
+def strict_of(fast: TargetModel) -> TargetModel:
+    """The strict target that a server would load, over the same weights."""
+    exact = embedded_weights(embedded_folder()) if fast.name == EMBEDDED else None
+    return build_target(
+        fast.reference,
+        name=fast.name,
+        feature_layers=fast.feature_layers,
+        numerics="strict",
+        exact=exact,
+    )
 
 
 class Arm(NamedTuple):
@@ -54,9 +68,9 @@ class Numerics:
         self.arguments = arguments
         fast = engine.core.target
         begin = time.perf_counter()
-        strict = engine.compute(partial(strict_target, fast.reference, name="strict", feature_layers=None))
+        strict = engine.compute(partial(strict_of, fast))
         self.seconds_to_load = time.perf_counter() - begin
-        self.kernel = strict.kernel.name
+        self.kernel = type(strict).__name__
         costs = engine.compute(lambda: StepCosts(strict.measure_costs(COST_COUNTS)))
         self.targets = {"fast": (fast, engine.core.costs), "strict": (strict, costs)}
 
