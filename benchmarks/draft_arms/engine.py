@@ -91,7 +91,8 @@ class DraftArm:
         target: The target, shared by all arms.
         tokenizer: Its tokenizer.
         router: The router, frozen and shared.
-        measured: Milliseconds of a pass by token count.
+        costs: What a pass costs, learned by all arms together: it is the machine's, and an arm that happened to
+            believe it cheaper would propose more and look better by that alone.
         max_length: Longest prompt and answer together.
         max_tokens: Longest answer.
         seed: Of the learner.
@@ -103,7 +104,7 @@ class DraftArm:
         target: TargetModel,
         tokenizer: Any,
         router: Router,
-        measured: dict[int, float],
+        costs: StepCosts,
         max_length: int,
         max_tokens: int,
         seed: int,
@@ -128,7 +129,7 @@ class DraftArm:
             target=target,
             tokenizer=tokenizer,
             assigner=routing,
-            costs=StepCosts(measured),
+            costs=costs,
             slots=1,
             max_length=max_length,
             drafter=self.parts.mixture,

@@ -20,6 +20,7 @@ from draft_arms.show import show
 from drafts.errors import InvalidValueError
 from drafts.kinds.eagle import EagleSource
 from drafts.trunk import Trunk
+from osd.serve.controller import StepCosts
 from router.app.provenance import provenance
 from router.app.traffic import TrafficItem, read_traffic
 from router.bodies.embedded import COST_COUNTS
@@ -151,10 +152,11 @@ def serve_arms(
     ]
     longest = max(len(one.ids) for one in ready) + arguments.max_tokens
     measured = target.measure_costs(COST_COUNTS)
+    costs = StepCosts(measured)
     arms: dict[str, DraftArm] = {}
     for plan in make_plans(arguments.arms, config, arguments.shared_rates, arguments.nodes, arguments.rates):
         arms[plan.name] = DraftArm(
-            plan, target, tokenizer, router, measured, longest, arguments.max_tokens, arguments.seed
+            plan, target, tokenizer, router, costs, longest, arguments.max_tokens, arguments.seed
         )
         print(f"arm {plan.name} is ready", flush=True)
     copied: list[Drafts] = []
