@@ -9,6 +9,8 @@ TRAFFIC ?= examples/traffic/mixed.jsonl
 CONFIG  ?= configs/demo.yaml
 TOKENS  ?= 48
 TRUNK   ?=
+TRUNK_OUT    ?= out/trunk.safetensors
+TRUNK_PUBLIC ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test lint format trunk peers-venv clean distclean
@@ -36,11 +38,17 @@ format: setup ## Format the sources
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# The shipped trunk also used public prompts (see drafts/data/trunk.provenance.json); name such files with
-# make trunk TRUNK='--prompts gsm8k.jsonl --exclude mix.jsonl'
-trunk: setup ## Train the trunk of the eagle drafts again, on the shipped prompts and those in TRUNK
+# The shipped trunk was trained the same way on 2,609 prompts (drafts/data/trunk.provenance.json): the 1,460 of
+# examples/pretrain, 69 more that were written and are not in that file, and 1,080 of public sets, which are not
+# part of the project: TRUNK_PUBLIC names a folder of them, a .jsonl file of prompts each. TRUNK takes further
+# options of polydraft pretrain, such as --exclude mix.jsonl.
+TRUNK_FILES = $(if $(TRUNK_PUBLIC),$(wildcard $(TRUNK_PUBLIC)/*.jsonl))
+
+trunk: setup ## Train a trunk into TRUNK_OUT as the shipped one was, on examples/pretrain and TRUNK_PUBLIC=folder
+	$(if $(TRUNK_PUBLIC),$(if $(TRUNK_FILES),,$(error TRUNK_PUBLIC=$(TRUNK_PUBLIC) holds no .jsonl file)))
+	@echo "training $(TRUNK_OUT) on examples/pretrain/prompts.jsonl and $(or $(TRUNK_FILES),no public prompts (TRUNK_PUBLIC names a folder of them): fewer than the shipped trunk had)"
 	$(BIN)/polydraft pretrain --config $(CONFIG) --prompts examples/pretrain/prompts.jsonl \
-	  --exclude $(TRAFFIC) --out drafts/data/trunk.safetensors --draft-vocab 8192 $(TRUNK)
+	  $(TRUNK_FILES:%=--prompts %) --exclude $(TRAFFIC) --out $(TRUNK_OUT) --draft-vocab 8192 $(TRUNK)
 
 peers-venv: setup ## Make the environment of vLLM and FlashSpec for benchmarks/peers.py (minutes, 3 GB)
 	$(BIN)/python benchmarks/peers.py --make-venv
