@@ -9,8 +9,8 @@ TRAFFIC ?= examples/traffic/mixed.jsonl
 CONFIG  ?= configs/demo.yaml
 TOKENS  ?= 48
 TRUNK   ?=
-PUBLIC  ?=
-TRUNK_OUT ?= out/trunk.safetensors
+TRUNK_OUT    ?= out/trunk.safetensors
+TRUNK_PUBLIC ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test lint format trunk peers-venv clean distclean
@@ -38,14 +38,17 @@ format: setup ## Format the sources
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# The shipped trunk was trained on the same written prompts (69 reworded since) and on public ones, which are not part
-# of the project: name the folder of gsm8k.jsonl, qa.jsonl, specbench.jsonl and sql.jsonl in PUBLIC, and what must never
-# be learned from in TRUNK='--exclude FILE'. Without PUBLIC the written prompts alone make a weaker trunk.
-trunk: setup ## Train a trunk as the shipped one was, into TRUNK_OUT (PUBLIC=folder of public prompts, TRUNK=options)
-	@mkdir -p $(dir $(TRUNK_OUT))
+# The shipped trunk was trained the same way on 2,609 prompts (drafts/data/trunk.provenance.json): the 1,460 of
+# examples/pretrain, 69 more that were written and are not in that file, and 1,080 of public sets, which are not
+# part of the project: TRUNK_PUBLIC names a folder of them, a .jsonl file of prompts each. TRUNK takes further
+# options of polydraft pretrain, such as --exclude mix.jsonl.
+TRUNK_FILES = $(if $(TRUNK_PUBLIC),$(wildcard $(TRUNK_PUBLIC)/*.jsonl))
+
+trunk: setup ## Train a trunk into TRUNK_OUT as the shipped one was, on examples/pretrain and TRUNK_PUBLIC=folder
+	$(if $(TRUNK_PUBLIC),$(if $(TRUNK_FILES),,$(error TRUNK_PUBLIC=$(TRUNK_PUBLIC) holds no .jsonl file)))
+	@echo "training $(TRUNK_OUT) on examples/pretrain/prompts.jsonl and $(or $(TRUNK_FILES),no public prompts (TRUNK_PUBLIC names a folder of them): fewer than the shipped trunk had)"
 	$(BIN)/polydraft pretrain --config $(CONFIG) --prompts examples/pretrain/prompts.jsonl \
-	  $(if $(PUBLIC),$(foreach name,gsm8k qa specbench sql,--prompts $(PUBLIC)/$(name).jsonl)) \
-	  --exclude examples/traffic/mixed.jsonl --out $(TRUNK_OUT) --draft-vocab 8192 $(TRUNK)
+	  $(TRUNK_FILES:%=--prompts %) --exclude $(TRAFFIC) --out $(TRUNK_OUT) --draft-vocab 8192 $(TRUNK)
 
 peers-venv: setup ## Make the environment of vLLM and FlashSpec for benchmarks/peers.py (minutes, 3 GB)
 	$(BIN)/python benchmarks/peers.py --make-venv

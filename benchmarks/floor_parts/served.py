@@ -44,7 +44,7 @@ GROUPS = ("around", "qkv", "attention", "attn_out", "gate_up", "down", "output")
 """``around`` is a pass without kernels: its tables, the embedding, the threads that enter and leave."""
 
 REST = "rest"
-"""What the groups leave of a pass: norms, residual sums, and waiting for the slower thread."""
+"""What the groups leave of a pass: norms, sums, waiting; noise can take it a little below 0."""
 
 SHAPES = {"1 token": (1, 1), "4 tokens of one request": (1, 4), "4 requests": (4, 1), "16 requests": (16, 1)}
 """Requests of a pass, and tokens of each."""

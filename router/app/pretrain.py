@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,7 @@ class PretrainRun:
         drawn_tokens: Longest drawn answer, one more for every prompt; 0 for none.
         batch: Prompts answered together, one shard.
         held_back: Share of prompts never trained on, for the figures.
+        replace_packaged: Let ``out`` be a file of the package, where the demo's trunk lies.
         training: Settings of the training.
     """
 
@@ -62,6 +64,7 @@ class PretrainRun:
     drawn_tokens: int = 160
     batch: int = 32
     held_back: float = 0.05
+    replace_packaged: bool = False
     training: PretrainConfig = field(default_factory=PretrainConfig)
 
 
@@ -71,11 +74,15 @@ def pretrain(deployment: PolydraftConfig, run: PretrainRun, console: Console) ->
     What was collected and every epoch is kept on disk, so that the same call goes on after a kill.
 
     Raises:
-        InvalidValueError: No prompts, a bad line, a prompt too long, a disk too full, or a layer that is
-            not there.
+        InvalidValueError: A trunk that would replace the packaged one, no prompts, a bad line, a prompt too
+            long, a disk too full, or a layer that is not there.
         CheckpointError: Shards of another target, a training left by other settings, or a file that
             cannot be written.
     """
+    packaged = Path(str(resources.files("drafts") / "data")).resolve()
+    if run.out.resolve().parent == packaged and not run.replace_packaged:
+        allowed = "a file outside the package, whose trunk the demo needs, unless with --replace-packaged"
+        raise InvalidValueError("--out", str(run.out), allowed)
     torch.manual_seed(run.training.seed)
     try:
         run.out.parent.mkdir(parents=True, exist_ok=True)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -15,7 +13,7 @@ from drafts.trunk import Trunk
 from osd.learn.pretrain_config import PretrainConfig
 from osd.learn.pretrain_data import Answer, coverage
 from osd.learn.pretrain_state import Epoch
-from router.app.provenance import commit, versions
+from router.app.provenance import command_line, commit, versions
 
 
 def prompt_of(answer: Answer) -> tuple[int, ...]:
@@ -62,13 +60,7 @@ def provenance_of(
         "held_back_prompts": len(held),
         "training": config.as_dict(),
         "epochs": [asdict(epoch) for epoch in epochs],
-        "command": _command(),
+        "command": command_line(),
         "commit": commit(),
         "versions": versions(),
     }
-
-
-def _command() -> str:
-    """The command line, absolute paths cut down to the names of their files."""
-    words = [Path(sys.argv[0]).name, *sys.argv[1:]]
-    return shlex.join(Path(word).name if Path(word).is_absolute() else word for word in words)

@@ -37,10 +37,9 @@ def provenance(seed: int | None, **extra: Any) -> dict[str, Any]:
         seed: The run's seed.
         **extra: Anything else that shaped the run, for example the config's path.
     """
-    words = [Path(sys.argv[0]).name, *sys.argv[1:]]
     return {
         "commit": commit(),
-        "command": shlex.join(map(without_folders, words)),
+        "command": command_line(),
         "seed": seed,
         "versions": versions(),
         "machine": machine(),
@@ -48,6 +47,11 @@ def provenance(seed: int | None, **extra: Any) -> dict[str, Any]:
             name: without_folders(value) if isinstance(value, str) else value for name, value in extra.items()
         },
     }
+
+
+def command_line() -> str:
+    """This process's own command line, see :func:`without_folders`."""
+    return shlex.join(map(without_folders, [Path(sys.argv[0]).name, *sys.argv[1:]]))
 
 
 def without_folders(word: str) -> str:

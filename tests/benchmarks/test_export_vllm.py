@@ -12,34 +12,44 @@ from peer_arms.process import ProcessArm
 from peer_arms.venv import default_venv, interpreter, vllm_environment
 
 from drafts.bank import Expert, ExpertBank
-from drafts.eagle3 import FORMATS, SPECULATIVE_TOKENS, read_eagle3
+from drafts.data import TRUNK
+from drafts.eagle3 import FORMATS, SPECULATIVE_TOKENS
 from drafts.registry import Registry
 from drafts.trunk import Trunk
 from osd.learn.simulate import mean_accepted_length, right_flags
 from osd.serve.embedded import embedded_folder
 from router.app import export as app
 from router.app.traffic import TrafficItem
-from router.bodies.parts import load_trunk
 from router.config import load_config
-
-SCALE = 0.1
-"""Of the deltas: enough to be seen in what is accepted, and little enough that something is."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_models, pytest.mark.timeout(1200)]
 
 
-def publish_expert(trunk: Trunk, rank: int | Literal["full"], state: Path) -> Expert:
-    """An expert of random deltas, served for maths from a state folder."""
-    bank = ExpertBank(trunk, rank)
-    bank.add("math")
-    generator = torch.Generator().manual_seed(0)
-    expert = {
-        name: SCALE * torch.randn(tensor.shape, generator=generator) if tensor.is_floating_point() else tensor
-        for name, tensor in bank.tensors("math").items()
-    }
+NOISE = 0.25
+"""Of the expert's matrices: it then drafts plainly worse than the trunk, and far better than nothing."""
+
+DOMAIN = "math"
+
+
+def without_bias(file: Path) -> Trunk:
+    """The shipped trunk without the bias of its outputs, which EAGLE-3 does not have, saved to ``file``."""
+    trunk = Trunk.load(TRUNK)
+    trunk.tensors["output_bias"].zero_()
+    trunk.save(file)
+    return Trunk.load(file)
+
+
+def publish_expert(state: Path, trunk: Trunk, rank: int | Literal["full"]) -> Expert:
+    """An expert far from the trunk, served by :data:`DOMAIN` in the state folder."""
+    bank = ExpertBank(trunk, rank, capacity=1)
+    bank.add(DOMAIN)
+    expert = bank.tensors(DOMAIN)
+    generator = torch.Generator().manual_seed(4)
+    for name in expert:
+        if name.endswith("_b"):
+            expert[name] = NOISE * torch.randn(expert[name].shape, generator=generator)
     registry = Registry(state / "versions", trunk=trunk.fingerprint())
-    registry.publish("math", bank.tensors("math"), reason="born")
-    registry.publish("math", expert, reason="random")
+    registry.publish(DOMAIN, expert, reason="made for this test")
     return expert
 
 
@@ -47,24 +57,26 @@ def publish_expert(trunk: Trunk, rank: int | Literal["full"], state: Path) -> Ex
     not (default_venv() / ".complete").exists(), reason="vLLM is not installed here: make peers-venv"
 )
 @pytest.mark.parametrize("form", FORMATS)
-def test_a21_vllm_accepts_as_much_of_an_exported_draft_as_we_do(tmp_path: Path, form: str) -> None:
-    config, folder, state = load_config("demo"), tmp_path / "draft", tmp_path / "state"
+def test_a21_vllm_accepts_as_much_of_an_exported_expert_as_we_do(tmp_path: Path, form: str) -> None:
+    demo, folder, state = load_config("demo"), tmp_path / "draft", tmp_path / "state"
+    trunk = without_bias(tmp_path / "trunk.safetensors")
+    eagle = demo.drafts.eagle.model_copy(update={"trunk": str(tmp_path / "trunk.safetensors")})
+    config = demo.model_copy(update={"drafts": demo.drafts.model_copy(update={"eagle": eagle})})
+    expert = publish_expert(state, trunk, eagle.rank)
+    exported = app.export(DOMAIN, form, folder, config, state, approximate=False)
+    assert (exported.version, exported.lost) == (Registry(state / "versions").current(DOMAIN).number, None)
+
     target, tokenizer = app.load_plain_target(config)
-    trunk = load_trunk(config, target)
-    assert trunk is not None
-    expert = publish_expert(trunk, config.drafts.eagle.rank, state)
-    app.export("math", form, folder, config, state, approximate=True)
     answers = app.greedy_answers(target, tokenizer, app.prompts_of("base", config))
     said = [answer.tokens[answer.prompt_length :].tolist() for answer in answers]
 
-    def tau(trunk: Trunk, output: torch.Tensor, expert: Expert | None = None) -> float:
-        flags = right_flags(trunk, target.embedding, output, answers, SPECULATIVE_TOKENS, expert)
+    def tau(deltas: Expert | None) -> float:
+        output = target.output_weight[trunk.token_ids].float()
+        flags = right_flags(trunk, target.embedding.float(), output, answers, SPECULATIVE_TOKENS, deltas)
         return mean_accepted_length(flags, SPECULATIVE_TOKENS)
 
-    head, reduced = read_eagle3(folder), target.output_weight[trunk.token_ids]
-    ours, served, bare = tau(head.trunk, head.output), tau(trunk, reduced, expert), tau(trunk, reduced)
-    assert abs(served - bare) > 0.1, "an expert that changes nothing could be left out unseen"
-    assert ours == pytest.approx(served, rel=0.05), "only the bias is lost, which EAGLE-3 lacks"
+    ours = tau(expert)
+    assert tau(None) > 1.1 * ours, "vLLM with the bare trunk would pass for the expert"
 
     options = {
         "model": str(embedded_folder()),
@@ -104,4 +116,4 @@ def test_a21_vllm_accepts_as_much_of_an_exported_draft_as_we_do(tmp_path: Path, 
     tokens = sum(len(answer.tokens) - 1 for answer in theirs)
     passes = sum((answer.passes or 0) - 1 for answer in theirs)
     assert tokens / passes == pytest.approx(ours, rel=0.03)
-    assert ours > 1.5
+    assert ours > 1.3

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 import sys
+from importlib import resources
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -175,3 +179,48 @@ def test_layers_are_read_as_documented() -> None:
     for bad in ("", "0,1", "3,2", "2,2", "a", "1,,2"):
         with pytest.raises(ValueError, match="--layers"):
             parse_layers("--layers", bad)
+
+
+def test_the_packaged_trunk_is_not_overwritten_unless_told_so(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    package = place / "package"
+    (package / "data").mkdir(parents=True)
+    monkeypatch.setattr("router.app.pretrain.resources", SimpleNamespace(files=lambda name: package))
+    packaged = package / "data" / "trunk.safetensors"
+    packaged.write_bytes(b"the demo's")
+    for spelling in (
+        str(packaged),
+        "package/../package/data/trunk.safetensors",
+        "package/data/own.safetensors",
+    ):
+        assert "--replace-packaged" in failing(monkeypatch, capsys, "--out", spelling)
+    assert packaged.read_bytes() == b"the demo's"
+    run(monkeypatch, "--out", str(packaged), "--replace-packaged")
+    assert Trunk.load(packaged).shape.vocab_size > 0
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+class TestMakeTrunk:
+    def made(self, *words: str) -> subprocess.CompletedProcess[str]:
+        root = Path(__file__).parents[2]
+        return subprocess.run(
+            ["make", "-n", "trunk", *words], cwd=root, capture_output=True, text=True, check=False
+        )
+
+    def test_it_writes_outside_the_package_whatever_the_config(self) -> None:
+        for words in ((), ("CONFIG=configs/gpu.yaml",)):
+            said = self.made(*words).stdout
+            assert "--out out/trunk.safetensors" in said
+            assert "fewer than the shipped trunk had" in said
+            assert not any(f"--out {folder}" in said for folder in ("drafts", str(resources.files("drafts"))))
+
+    def test_public_prompts_come_from_a_folder(self, tmp_path: Path) -> None:
+        for name in ("a.jsonl", "b.jsonl", "readme.txt"):
+            (tmp_path / name).write_text("")
+        said = self.made(f"TRUNK_PUBLIC={tmp_path}").stdout
+        assert said.count(f"--prompts {tmp_path}") == 2
+        assert "fewer than" not in said
+        missing = self.made(f"TRUNK_PUBLIC={tmp_path}/none")
+        assert missing.returncode != 0
+        assert "holds no .jsonl file" in missing.stderr

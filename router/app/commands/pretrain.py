@@ -20,6 +20,9 @@ def pretrain(
     out: Annotated[
         Path | None, typer.Option(help="The trunk's file; the one that the config names, by default.")
     ] = None,
+    replace_packaged: Annotated[
+        bool, typer.Option("--replace-packaged", help="Let --out replace the trunk that the demo comes with.")
+    ] = False,
     shards: Annotated[
         Path, typer.Option(help="Folder of the collected answers, of one target.", file_okay=False)
     ] = Path("out/trunk"),
@@ -119,6 +122,7 @@ def pretrain(
         drawn_tokens=drawn_tokens,
         batch=batch,
         held_back=held_back,
+        replace_packaged=replace_packaged,
         training=training,
     )
     run_pretrain(loaded, run, Console(highlight=False, soft_wrap=True))
