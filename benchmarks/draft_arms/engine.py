@@ -91,8 +91,8 @@ class DraftArm:
         target: The target, shared by all arms.
         tokenizer: Its tokenizer.
         router: The router, frozen and shared.
-        costs: What a pass costs, learned by all arms together: it is the machine's, and an arm that happened to
-            believe it cheaper would propose more and look better by that alone.
+        costs: What a pass costs, learned by all arms together: it is the machine's, and an arm that
+            happened to believe it cheaper would propose more and look better by that alone.
         max_length: Longest prompt and answer together.
         max_tokens: Longest answer.
         seed: Of the learner.
