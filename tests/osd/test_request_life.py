@@ -262,10 +262,10 @@ def test_an_argmax_that_fails_spares_the_rows_that_need_none(monkeypatch):
     client.submit("1", P[1], ignore_eos=True, repetition_penalty=1.1)
     client.engine.step()
 
-    def fail(logits):
+    def fail(logits, sampled):
         raise RuntimeError("no argmax")
 
-    monkeypatch.setattr("osd.serve.verify._greedy", fail)
+    monkeypatch.setattr("osd.serve.verify._answers", fail)
     client.run()
     assert "no argmax" in str(client.outcomes["0"].error)
     assert client.outcomes["1"].record.output_ids == expected
