@@ -146,7 +146,8 @@ def watched_engine(
     drafter = source if isinstance(source, Mixture) else None
     if source is not None and drafter is None:
         drafter = Mixture({source.name: source}, versions=Publisher(swaps) if swaps else None)
-    engine = make_engine(drafter=drafter, target=watched, tokenizer=text_tokenizer(), **changes)
+    options = {"tokenizer": text_tokenizer(), "max_length": 320, **changes}
+    engine = make_engine(drafter=drafter, target=watched, **options)
     watched.engine = engine
     return engine, watched
 

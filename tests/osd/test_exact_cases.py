@@ -52,22 +52,32 @@ def test_a10_every_verified_position_has_the_logits_of_a_forward_without_a_cache
     assert worst <= 1e-4
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("together", [1, 8], ids=["alone", "in eights"])
-@pytest.mark.parametrize("k", [0, 1, 4, "tree"])
-def test_a14_plain_and_speculative_text_part_only_at_near_ties(k, together: int, dtype: str) -> None:
-    """Sixteen prompts of 48 tokens; every first difference is printed with its top-2 gap."""
-    asked = [
-        Asked(tuple(p), {"max_tokens": 48, "ignore_eos": True})
-        for p in prompts(16, seed=14, lengths=(5, 9, 30, 1))
-    ]
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def answered(request: pytest.FixtureRequest) -> tuple[str, list[Asked]]:
+    """A dtype, and a hundred prompts of 256 tokens whose answers alone, without drafts, are known."""
+    texts = prompts(100, seed=14, lengths=(5, 9, 30, 1))
+    asked = [Asked(tuple(text), {"max_tokens": 256, "ignore_eos": True}) for text in texts]
+    for item in asked:
+        alone(item, "fast", request.param)
+    return request.param, asked
+
+
+@pytest.mark.parametrize(
+    ("k", "together"),
+    [(0, 8), (1, 1), (1, 8), (4, 1), (4, 8), ("tree", 1), ("tree", 8)],
+)
+def test_a14_plain_and_speculative_text_part_only_at_near_ties(
+    answered: tuple[str, list[Asked]], k: int | str, together: int
+) -> None:
+    """Every first difference is printed with its top-2 gap."""
+    dtype, asked = answered
     truth = {item.prompt: alone(item, "fast", dtype).ids for item in asked}
     source = marked(truth, ["RRRR", "RRW", "WW", "R", "RW"], k == "tree")
     engine, _ = watched_engine(source, "fast", dtype, fixed_k=None if k == "tree" else k, slots=together)
     client = Client(engine)
     for index, item in enumerate(asked):
         client.submit(str(index), item.prompt, **item.sampling)
-    answers = client.run()
+    answers = client.run(steps=30_000)
     differ = 0
     for index, item in enumerate(asked):
         found = first_difference(item, answers[str(index)], "fast", dtype)
